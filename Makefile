@@ -1,0 +1,50 @@
+# `make test` and `make demo` need Python, pip and a C compiler, and nothing else: they make .venv themselves.
+# `make help` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint types pytest demo bench-core bench-scale format clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+install: $(INSTALLED) ## make .venv with everything in it
+
+test: lint types pytest ## lint, check types, run all tests
+
+lint: $(INSTALLED) ## ruff, lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED) ## mypy, strict
+	$(BIN)/mypy
+
+pytest: $(INSTALLED) ## the tests alone
+	$(BIN)/python -m pytest -n auto
+
+demo: $(INSTALLED) ## compare the policies on a simulated trace; writes a plot and a timeline
+	mkdir -p build
+	$(BIN)/salus simulate --generate 100 --seed 1 --policy fifo,srtf,pack,fair --memory 16GiB \
+		--plot build/demo.png --timeline build/demo.html
+
+bench-core: $(INSTALLED) ## the cost of one decision; writes benchmarks/results/core.json
+	$(BIN)/python benchmarks/core.py --out benchmarks/results/core.json
+
+bench-scale: $(INSTALLED) ## 10,000 and 100,000 jobs on 64 simulated GPUs; writes benchmarks/results/scale.json
+	$(BIN)/python benchmarks/scale.py --out benchmarks/results/scale.json
+
+format: $(INSTALLED) ## put the code into the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what was built
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,92 @@
+"""Whether a job can be accepted, and why one waits: the answers a person gets.
+
+A job that could run alone on the GPU is accepted and at worst waits; one that could not is refused with the numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from salus.core import memory
+from salus.core.model import QUEUED_PHASES, Footprint, GpuConfig, Job, Lease, Phase
+from salus.core.state import State
+from salus.units import format_bytes
+
+
+class WaitReason(Enum):
+    """Why a job does not run now. Stable: programs may test for it."""
+
+    MEMORY = "memory"
+    ORDER = "order"
+    ROOM_BEING_MADE = "room-being-made"
+    UNKNOWN_SIZE = "unknown-size"
+    GROWTH = "growth"
+    PAGING = "paging"
+    TURN = "turn"
+    SHARE = "share"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    reason: WaitReason
+    text: str
+    """One line for a person."""
+    position: int | None = None
+    """Place in the queue for memory, from 1; None for a job that has its memory."""
+    queue_length: int | None = None
+
+
+def why_refused(footprint: Footprint, config: GpuConfig) -> str | None:
+    """None if the job could run alone on this GPU."""
+    if footprint.total_bytes <= config.capacity_bytes:
+        return None
+    parts = (
+        ("persistent", footprint.persistent_bytes),
+        ("ephemeral", footprint.ephemeral_bytes),
+        ("internal", footprint.internal_bytes),
+    )
+    shown = " + ".join(f"{format_bytes(size)} {kind}" for kind, size in parts if size)
+    total, whole = format_bytes(footprint.total_bytes), format_bytes(config.capacity_bytes)
+    return f"needs {shown} = {total}, the whole GPU has {whole}"
+
+
+def explain(st: State, job: Job) -> Waiting | None:
+    """Why the job does not run; None if it does."""
+    if job.stalled:
+        assert job.wanted is not None
+        more = job.wanted.total_bytes - job.footprint.total_bytes
+        return Waiting(WaitReason.GROWTH, f"waits for {format_bytes(more)} more memory")
+    if job.phase in QUEUED_PHASES:
+        return _explain_queued(st, job)
+    if job.phase in (Phase.PAGING_IN, Phase.PAGING_OUT):
+        way = "back to the GPU" if job.phase is Phase.PAGING_IN else "to the host"
+        return Waiting(WaitReason.PAGING, f"its memory is on the way {way}")
+    if job.lease is not Lease.NONE:
+        return None
+    if not job.ready:
+        return Waiting(WaitReason.IDLE, "between iterations: it does not ask to run")
+    assert job.lane is not None
+    holder = st.leases[job.lane].holder
+    if holder is not None:
+        return Waiting(WaitReason.TURN, f"job {holder.job_id} runs in lane {job.lane}")
+    return Waiting(WaitReason.SHARE, f"policy {st.policy} runs others now")
+
+
+def _explain_queued(st: State, job: Job) -> Waiting:
+    place = (st.waiting.position(job), len(st.waiting))
+    if memory.must_wait_to_be_measured(st, job):
+        text = "another job of unknown size is being measured, and there is no paging"
+        return Waiting(WaitReason.UNKNOWN_SIZE, text, *place)
+    lanes = st.lanes
+    needed, lane_bytes = job.to_admit_bytes(), job.footprint.ephemeral_bytes
+    if lanes.find(needed, lane_bytes, job.spec.owner) is not None:
+        return Waiting(WaitReason.ORDER, "it would fit, but jobs before it in the queue come first", *place)
+    if lanes.find(needed, lane_bytes, job.spec.owner, spare_bytes=lanes.coming_bytes) is not None or st.vacating:
+        return Waiting(WaitReason.ROOM_BEING_MADE, "room for it is being made", *place)
+    text = (
+        f"needs {format_bytes(needed)} and a lane of {format_bytes(lane_bytes)}; "
+        f"{format_bytes(lanes.free_bytes)} of {format_bytes(lanes.capacity_bytes)} are free"
+    )
+    return Waiting(WaitReason.MEMORY, text, *place)

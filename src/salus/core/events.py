@@ -1,0 +1,119 @@
+"""What can happen to a scheduler. Each is a fact, named in the past tense.
+
+The caller delivers events in the order of time. Two duties of the caller keep the accounts honest:
+- before an event that can change who runs, it reports with `IterationFinished` what each lease holder used since its
+  last report (the counters are at hand, on a shared page; a report in passing decides nothing and costs little);
+- memory counts as free only when the caller says so (`PageOutFinished`, `LaneReleased`, `JobLeft`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from salus.core.model import Footprint, JobId, JobSpec, LaneId
+from salus.core.policies.base import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class JobArrived:
+    job: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class JobReady:
+    """The job wants to run iterations from now on."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdled:
+    """The job is between iterations and wants nothing; a lease it held is over."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class IterationFinished:
+    """A lease holder's use of the GPU since its last report."""
+
+    job_id: JobId
+    gpu_time_s: float
+    iterations: int = 1
+    """0 when the job is in the middle of a long one and this is the time it took so far."""
+    yielded: bool = False
+    """The job stopped at this boundary and gave its lease up; nothing of it lives in the lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class FootprintChanged:
+    """The job's footprint was measured. A larger one takes effect once there is room (`AllowGrowth`)."""
+
+    job_id: JobId
+    footprint: Footprint
+
+
+@dataclass(frozen=True, slots=True)
+class UtilizationMeasured:
+    job_id: JobId
+    utilization: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWanted:
+    """A lease holder is stalled in an allocation until its footprint may be this large."""
+
+    job_id: JobId
+    footprint: Footprint
+
+
+@dataclass(frozen=True, slots=True)
+class JobLeft:
+    """The job ended or died, and its own memory is gone from the GPU."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class PageOutFinished:
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class PageInFinished:
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReleased:
+    """The memory that a lane gave up (`CloseLane`, or `ResizeLane` to less) is free: it occupies `size_bytes` now."""
+
+    lane_id: LaneId
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    policy: Policy
+
+
+Event = (
+    JobArrived
+    | JobReady
+    | JobIdled
+    | IterationFinished
+    | FootprintChanged
+    | UtilizationMeasured
+    | MemoryWanted
+    | JobLeft
+    | PageOutFinished
+    | PageInFinished
+    | LaneReleased
+    | TimerFired
+    | PolicyChanged
+)

@@ -1,0 +1,128 @@
+"""Who runs: leases, one at most in a lane.
+
+In each lane the first ready job in the policy's lease order is offered; the policy chooses among those offered.
+`settle` turns the difference between what it chose and what runs now into grants and revocations. A lease is not
+revoked before it lasted a quantum, except to make room in memory.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from salus.core.actions import GrantLease, RevokeLease
+from salus.core.model import Job, LaneId, Lease
+from salus.core.order import Entry, rank
+from salus.core.policies.base import Rotation
+from salus.core.state import LaneLeases, State
+
+SHORTEST_TICK_S = 0.005
+"""How often a rotating policy is asked again at the most, where the quantum is shorter or 0."""
+ROUNDING_S = 1e-9
+
+
+def start_competing(st: State, job: Job) -> None:
+    """The job is in a lane and ready. Call it whenever either became true; it checks both."""
+    if job.competing and not job.stalled:
+        st.policy.on_competing(job)
+        st.leases[_lane(job)].ready.put(job, st.policy.lease_order(job))
+
+
+def stop_competing(st: State, job: Job) -> None:
+    if job.lane is not None:
+        st.leases[job.lane].ready.discard(job)
+
+
+def end_lease(st: State, job: Job) -> None:
+    if job.lease is not Lease.NONE:
+        job.lease = Lease.NONE
+        st.leases[_lane(job)].holder = None
+
+
+def serve(st: State, job: Job, gpu_time_s: float, iterations: int) -> None:
+    job.attained_s += gpu_time_s
+    job.iterations_done += iterations
+    st.policy.on_served(job, gpu_time_s, iterations)
+    if job.lane is not None:
+        ready = st.leases[job.lane].ready
+        if job in ready:
+            ready.put(job, st.policy.lease_order(job))
+
+
+def first_of_each_lane(st: State) -> list[Entry]:
+    """The job each lane would run next, in lease order over all lanes."""
+    entries = []
+    for lane in st.leases.values():
+        if lane.holder is None or not lane.holder.stalled:
+            entry = lane.ready.first_entry(besides=st.vacating)
+            if entry is not None:
+                entries.append(entry)
+    entries.sort(key=rank)
+    return entries
+
+
+def would_run(st: State, job: Job, firsts: list[Entry] | None = None) -> bool:
+    """Would the policy run this job now if it were the first of a lane of its own?
+
+    `firsts` is what `first_of_each_lane` said, where the caller has it.
+    """
+    entries = [entry for entry in firsts or first_of_each_lane(st) if entry[2] is not job]
+    insort(entries, (st.policy.lease_order(job), job.arrival, job), key=rank)
+    return job in st.policy.choose([entry[2] for entry in entries], st.moment)
+
+
+def settle(st: State) -> None:
+    firsts = [entry[2] for entry in first_of_each_lane(st)]
+    chosen = {job.lane: job for job in st.policy.choose(firsts, st.moment)}
+    contended = len(chosen) < len(firsts) or (len(firsts) > 1 and st.policy.rotates is Rotation.ACROSS_LANES)
+    for lane_id, lane in st.leases.items():
+        wanted = chosen.get(lane_id)
+        if lane.holder is None:
+            if wanted is not None:
+                _grant(st, lane_id, lane, wanted)
+        elif wanted is not lane.holder and lane.holder.lease is Lease.HELD and not lane.holder.stalled:
+            _revoke_in_time(st, lane.holder)
+        contended = contended or len(lane.ready) > 1
+    if contended and st.policy.rotates is not Rotation.NEVER:
+        _wake_for_rotation(st)
+
+
+def _grant(st: State, lane_id: LaneId, lane: LaneLeases, job: Job) -> None:
+    lane.holder = job
+    job.lease = Lease.HELD
+    job.granted_at = st.now
+    job.mid_iteration = False
+    st.emit(GrantLease(job.job_id, lane_id), job)
+    if st.config.quantum_s == 0 and len(lane.ready) > 1 and st.policy.rotates is not Rotation.NEVER:
+        # Switching at every boundary: the job is told at once that its first iteration is its last for now,
+        # because a boundary that is not revoked sends no message and so could not be decided on.
+        _revoke(st, job)
+
+
+def _revoke(st: State, job: Job) -> None:
+    job.lease = Lease.REVOKED
+    st.emit(RevokeLease(job.job_id), job)
+
+
+def _revoke_in_time(st: State, holder: Job) -> None:
+    over_at = holder.granted_at + st.config.quantum_s
+    if st.now + ROUNDING_S >= over_at or holder.job_id in st.vacating:
+        _revoke(st, holder)
+    else:
+        st.wake_at(over_at)
+
+
+def _wake_for_rotation(st: State) -> None:
+    """Asks again when the first lease has lasted its quantum; every quantum from then on."""
+    tick = max(st.config.quantum_s, SHORTEST_TICK_S)
+    due = st.now + tick
+    for lane in st.leases.values():
+        if lane.holder is not None and lane.holder.lease is Lease.HELD:
+            over_at = lane.holder.granted_at + tick
+            if st.now + ROUNDING_S < over_at < due:
+                due = over_at
+    st.wake_at(due)
+
+
+def _lane(job: Job) -> LaneId:
+    assert job.lane is not None
+    return job.lane

@@ -1,0 +1,487 @@
+"""Who is on the GPU: admission in the policy's order, making room, growth, paging.
+
+The way of a job through the phases of its memory:
+
+    WAITING --admit--> RESIDENT --park--> PARKED --admit--> RESIDENT
+                          |  \\                |
+                          |   page out        page out
+                          |    v               v
+                     leaves   PAGING_OUT --> PAGED_OUT --admit--> PAGING_IN --> RESIDENT
+
+`settle` gives memory out. Growing jobs come first: they are in the middle of an iteration and cannot be switched out.
+Then waiting jobs, in the policy's order. A job that does not fit may displace others: jobs that have been idle for
+long, and those the policy lets it displace, the last in the order first. Displaced jobs leave their lanes (parked: no
+copy, and they come back as soon as a lane has room), and if that is not enough are paged out. Nobody is displaced
+for a job that would not run at once, and nobody is touched unless it is certain to be enough. While room is being
+made for a job, nobody else gets memory.
+
+Why nobody waits for ever, and why growth cannot deadlock, is told in docs/decisions/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from salus.core import leases
+from salus.core.actions import AdmitJob, AllowGrowth, LeaveLane, PageIn, PageOut, RefuseGrowth
+from salus.core.lanes import LaneTable, Place, Step
+from salus.core.model import LANE_PHASES, QUEUED_PHASES, Footprint, Job, Lease, Phase
+from salus.core.order import Entry
+from salus.core.state import LaneLeases, State
+from salus.units import format_bytes
+
+LOOKAHEAD = 16
+"""How many jobs of the queue are tried. Those behind them would only fit by overtaking that many."""
+OVERTAKEN_LIMIT = 64
+"""A job that was overtaken this often is not overtaken again by jobs that hold no memory yet."""
+DISPLACE_TRIES = 2
+"""For how many jobs that do not fit a displacement is planned, at the most, each time."""
+
+
+def settle(st: State) -> None:
+    st.vacating.clear()
+    if st.growing and not _grow(st):
+        return
+    if len(st.waiting):
+        _admit_waiting(st)
+    else:
+        _spread(st)
+
+
+# Admission
+
+
+def enqueue(st: State, job: Job) -> None:
+    job.blocked_at = -1
+    job.overtaken = 0
+    key = st.policy.memory_order(job)
+    st.waiting.put(job, key)
+    if job.phase is not Phase.WAITING:
+        st.returning.put(job, key)
+
+
+def dequeue(st: State, job: Job) -> None:
+    st.waiting.discard(job)
+    st.returning.discard(job)
+
+
+def _admit_waiting(st: State) -> None:
+    blocked: list[Job] = []
+    closed = False
+    firsts: list[Entry] | None = None
+    for job in _next_in_line(st):
+        if closed and job.phase is Phase.WAITING:
+            continue
+        place = _place_for(st, job)
+        if place is not None:
+            for other in blocked:
+                other.overtaken += 1
+            _admit(st, job, place)
+            firsts = None
+        elif _room_is_coming(st, job):
+            return
+        else:
+            if len(blocked) < DISPLACE_TRIES and job.ready:
+                firsts = firsts or leases.first_of_each_lane(st)
+                if _displace_for(st, job, firsts):
+                    return
+            blocked.append(job)
+            # Jobs that hold memory already may pass even then: the blocked one may be waiting for just that memory.
+            closed = closed or not st.policy.overtakes or job.overtaken >= OVERTAKEN_LIMIT
+    if blocked and not st.lanes.lanes:
+        _break_standstill(st)
+
+
+def _next_in_line(st: State) -> list[Job]:
+    """The head of the queue, and the first of those behind it that hold memory: they should be able to come back."""
+    head = st.waiting.head(LOOKAHEAD)
+    if len(st.returning) and len(st.waiting) > LOOKAHEAD:
+        known = {job.job_id for job in head}
+        head += [job for job in st.returning.head(LOOKAHEAD) if job.job_id not in known]
+    return head
+
+
+def _break_standstill(st: State) -> None:
+    """Nobody is in a lane, and those that hold memory keep one another out: whatever the policy says, one must run."""
+    for job in [*st.returning, *st.waiting.head(LOOKAHEAD)]:
+        others = [other for other in st.on_gpu.values() if other is not job and _can_move(other)]
+        place = _place_for(st, job)
+        if place is not None:
+            _admit(st, job, place)
+            return
+        if _make_room(st, _last_first(st, others), _fits(job)):
+            return
+
+
+def _place_for(st: State, job: Job) -> Place | None:
+    if job.blocked_at == st.lanes.freed or must_wait_to_be_measured(st, job):
+        return None
+    place = st.lanes.find(job.to_admit_bytes(), job.footprint.ephemeral_bytes, job.spec.owner)
+    if place is None:
+        job.blocked_at = st.lanes.freed
+    return place
+
+
+def must_wait_to_be_measured(st: State, job: Job) -> bool:
+    """Without paging, a job of unknown size could grow into a wall that nobody can move: one such at a time."""
+    if st.paging_allowed or job.footprint_known or job.phase is not Phase.WAITING:
+        return False
+    return any(not other.footprint_known for other in st.on_gpu.values())
+
+
+def _room_is_coming(st: State, job: Job) -> bool:
+    """The job will fit once what is under way has finished."""
+    coming = st.lanes.coming_bytes
+    if not coming:
+        return False
+    need = job.footprint.ephemeral_bytes
+    return st.lanes.find(job.to_admit_bytes(), need, job.spec.owner, spare_bytes=coming) is not None
+
+
+def _admit(st: State, job: Job, place: Place) -> None:
+    dequeue(st, job)
+    st.lanes.add_fixed(job.to_admit_bytes())
+    was = job.phase
+    _enter_lane(st, job, place)
+    if was is Phase.PAGED_OUT:
+        st.enter_phase(job, Phase.PAGING_IN)
+        st.emit(PageIn(job.job_id), job)
+    else:
+        st.enter_phase(job, Phase.RESIDENT)
+    if job.mid_iteration:
+        st.emit(AllowGrowth(job.job_id, job.footprint), job)
+    st.on_gpu[job.job_id] = job
+    leases.start_competing(st, job)
+
+
+def _enter_lane(st: State, job: Job, place: Place) -> None:
+    job.lane = st.lanes.enter(place, job.job_id, job.footprint.ephemeral_bytes, job.spec.owner)
+    st.leases.setdefault(job.lane, LaneLeases())
+    st.emit(AdmitJob(job.job_id, job.lane, job.footprint), job)
+
+
+# Leaving: lanes, the GPU, the system
+
+
+def park(st: State, job: Job) -> None:
+    """Takes a job at its boundary out of its lane."""
+    _leave_lane(st, job, announce=True)
+    st.enter_phase(job, Phase.PARKED)
+    enqueue(st, job)
+
+
+def page_out(st: State, job: Job) -> None:
+    """Starts moving a job to the host. A stalled lease holder takes what it has in the lane along."""
+    with_lane = job.lease is not Lease.NONE
+    job.host_bytes = _to_page_bytes(job)
+    st.host_used_bytes += job.host_bytes
+    st.lanes.leaving_bytes += job.footprint.persistent_bytes
+    dequeue(st, job)
+    if with_lane:
+        job.lease = Lease.REVOKED
+        leases.stop_competing(st, job)
+    elif job.lane is not None:
+        _leave_lane(st, job, announce=True)
+    st.enter_phase(job, Phase.PAGING_OUT)
+    st.emit(PageOut(job.job_id, with_lane), job)
+
+
+def page_out_finished(st: State, job: Job) -> None:
+    st.lanes.leaving_bytes -= job.footprint.persistent_bytes
+    st.lanes.free_fixed(job.footprint.persistent_bytes)
+    del st.on_gpu[job.job_id]
+    if job.lane is not None:
+        leases.end_lease(st, job)
+        _leave_lane(st, job, announce=False)
+        job.mid_iteration = True
+    if job.wanted is not None:
+        # Nothing of it but internal memory is on the GPU now, so it comes back as large as it wants to be.
+        job.footprint = replace(job.wanted, internal_bytes=job.footprint.internal_bytes)
+        if job.footprint.covers(job.wanted):
+            _stop_growing(st, job)
+    st.enter_phase(job, Phase.PAGED_OUT)
+    enqueue(st, job)
+
+
+def page_in_finished(st: State, job: Job) -> None:
+    _free_host(st, job)
+    st.enter_phase(job, Phase.RESIDENT)
+    leases.start_competing(st, job)
+
+
+def forget(st: State, job: Job) -> None:
+    """The job is gone, and so is its memory."""
+    leases.end_lease(st, job)
+    if job.phase is Phase.PAGING_OUT:
+        st.lanes.leaving_bytes -= job.footprint.persistent_bytes
+    if job.lane is not None:
+        _leave_lane(st, job, announce=False)
+    if job.phase is Phase.PAGED_OUT:
+        st.lanes.free_fixed(job.footprint.internal_bytes)
+    elif job.phase is not Phase.WAITING:
+        st.lanes.free_fixed(job.footprint.fixed_bytes)
+    _free_host(st, job)
+    _stop_growing(st, job)
+    dequeue(st, job)
+    st.on_gpu.pop(job.job_id, None)
+    del st.jobs[job.job_id]
+
+
+def _leave_lane(st: State, job: Job, *, announce: bool) -> None:
+    assert job.lane is not None
+    lane_id = job.lane
+    leases.stop_competing(st, job)
+    if announce:
+        st.emit(LeaveLane(job.job_id, lane_id), job)
+    job.lane = None
+    st.lanes.leave(lane_id, job.job_id)
+    if lane_id not in st.lanes.lanes:
+        del st.leases[lane_id]
+
+
+def _free_host(st: State, job: Job) -> None:
+    st.host_used_bytes -= job.host_bytes
+    job.host_bytes = 0
+
+
+def _to_page_bytes(job: Job) -> int:
+    in_lane = job.footprint.ephemeral_bytes if job.lease is not Lease.NONE else 0
+    return job.footprint.persistent_bytes + in_lane
+
+
+# Making room
+
+
+def _displace_for(st: State, job: Job, firsts: list[Entry]) -> bool:
+    """Begins or goes on to make room for a waiting job; False if nobody may be, or need be, displaced for it."""
+    if must_wait_to_be_measured(st, job):
+        return False
+    if job.no_room_at == (st.lanes.freed, len(st.on_gpu)) and st.now < job.no_room_since + st.config.quantum_s:
+        st.wake_at(job.no_room_since + st.config.quantum_s)
+        return False
+    patience_over_at = job.since + st.policy.patience_s
+    asks_policy = st.now >= patience_over_at
+    if not asks_policy:
+        st.wake_at(patience_over_at)
+    elif not leases.would_run(st, job, firsts):
+        return False
+    victims = _whom_it_may_displace(st, job, asks_policy)
+    if victims and not asks_policy and not leases.would_run(st, job, firsts):
+        return False
+    if victims and _make_room(st, _last_first(st, victims), _fits(job)):
+        return True
+    # Planning is the most expensive thing done here. The same plan fails again until somebody came, went or aged.
+    job.no_room_at, job.no_room_since = (st.lanes.freed, len(st.on_gpu)), st.now
+    return False
+
+
+def _fits(job: Job) -> Callable[[LaneTable], bool]:
+    def fits(table: LaneTable) -> bool:
+        return table.find(job.to_admit_bytes(), job.footprint.ephemeral_bytes, job.spec.owner) is not None
+
+    return fits
+
+
+def _whom_it_may_displace(st: State, job: Job, asks_policy: bool) -> list[Job]:
+    """Jobs that have been idle for long, and with `asks_policy` those the policy allows."""
+    policy, moment = st.policy, st.moment
+    idle_since_at_most = st.now - st.config.idle_patience_s
+    victims = []
+    for other in st.on_gpu.values():
+        if other is job or other.stalled or not _can_move(other):
+            continue
+        idle = not other.ready and other.lease is Lease.NONE
+        if (idle and other.idle_since <= idle_since_at_most) or (
+            asks_policy and policy.may_displace(job, other, moment)
+        ):
+            victims.append(other)
+            continue
+        if idle:
+            st.wake_at(other.idle_since + st.config.idle_patience_s)
+        if asks_policy and st.now < other.since + policy.patience_s:
+            st.wake_at(other.since + policy.patience_s)
+    return victims
+
+
+def _can_move(job: Job) -> bool:
+    return job.phase is Phase.RESIDENT or job.phase is Phase.PARKED
+
+
+def _last_first(st: State, jobs: Iterable[Job]) -> list[Job]:
+    """Whom to displace first: idle jobs, then what the policy would run last."""
+    order = sorted(jobs, key=lambda job: (st.policy.memory_order(job), job.arrival), reverse=True)
+    return sorted(order, key=lambda job: job.ready)
+
+
+def _make_room(st: State, victims: list[Job], fits: Callable[[LaneTable], bool]) -> bool:
+    """Takes lanes, or else memory, from the first of `victims` until it `fits`; does nothing if it never would."""
+    trial = st.lanes.trial()
+    parked: list[Job] = []
+    for victim in victims:
+        if victim.lane is not None and not victim.stalled:
+            trial.leave(victim.lane, victim.job_id)
+            parked.append(victim)
+            if fits(trial):
+                _vacate(st, parked, park)
+                return True
+    trial = st.lanes.trial()
+    paged: list[Job] = []
+    to_host_bytes = 0
+    for victim in victims:
+        to_host_bytes += _to_page_bytes(victim)
+        if not st.host_has_room(to_host_bytes):
+            return False
+        trial.free_fixed(victim.footprint.persistent_bytes)
+        if victim.lane is not None:
+            trial.leave(victim.lane, victim.job_id)
+        paged.append(victim)
+        if fits(trial):
+            _vacate(st, paged, page_out)
+            return True
+    return False
+
+
+def _vacate(st: State, jobs: list[Job], leave: Callable[[State, Job], None]) -> None:
+    """Moves those at a boundary now; the others have their lease revoked and are moved when they get there."""
+    for job in jobs:
+        if job.lease is not Lease.NONE and not job.stalled:
+            st.vacating.add(job.job_id)
+        else:
+            leave(st, job)
+
+
+def _spread(st: State) -> None:
+    """With memory to spare and nobody waiting for it, a job that waits for its turn in a lane gets one of its own."""
+    for lane in list(st.leases.values()):
+        while len(lane.ready) > 1:
+            # In lease order: if the first that is behind another would not run, those after it would not either.
+            job = next(job for job in lane.ready if job is not lane.holder)
+            need = job.footprint.ephemeral_bytes
+            if need > st.lanes.free_bytes or not leases.would_run(st, job):
+                break
+            _leave_lane(st, job, announce=True)
+            _enter_lane(st, job, Place(Step.NEW, None, need))
+            leases.start_competing(st, job)
+
+
+# Growth
+
+
+def want(st: State, job: Job, footprint: Footprint) -> None:
+    """The job asks for a larger footprint and waits until it has it."""
+    if footprint.total_bytes > st.config.capacity_bytes:
+        whole = format_bytes(st.config.capacity_bytes)
+        reason = f"needs {format_bytes(footprint.total_bytes)}, the whole GPU has {whole}"
+        st.emit(RefuseGrowth(job.job_id, reason), job)
+        return
+    if job.wanted is None:
+        st.growing.append(job)
+    job.wanted = footprint
+    leases.stop_competing(st, job)
+
+
+def lower(st: State, job: Job, footprint: Footprint) -> None:
+    """The job needs no more than this, which is nowhere more than it has."""
+    was, job.footprint = job.footprint, footprint
+    if job.phase is Phase.WAITING:
+        job.blocked_at = -1
+        return
+    freed = was.internal_bytes - footprint.internal_bytes
+    if job.phase is not Phase.PAGED_OUT:
+        freed += was.persistent_bytes - footprint.persistent_bytes
+    if job.phase is Phase.PAGING_OUT:
+        st.lanes.leaving_bytes -= was.persistent_bytes - footprint.persistent_bytes
+    st.lanes.free_fixed(freed)
+    if job.lane is not None:
+        st.lanes.set_need(job.lane, job.job_id, footprint.ephemeral_bytes)
+
+
+def _grow(st: State) -> bool:
+    """Serves the stalled jobs in turn; False while the first of them waits for room."""
+    while st.growing:
+        job = st.growing[0]
+        wanted = job.wanted
+        assert wanted is not None
+        if _growth_bytes(st.lanes, job, wanted) <= st.lanes.free_bytes:
+            _allow_growth(st, job, wanted)
+        elif job.phase is Phase.PAGING_OUT or not _make_room_to_grow(st, job, wanted):
+            return False
+    return True
+
+
+def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
+    """Everyone else may be displaced for a stalled job. True if its request was refused and the next may be tried."""
+
+    def fits(table: LaneTable) -> bool:
+        return _growth_bytes(table, job, wanted) <= table.free_bytes
+
+    if fits(st.lanes.trial()):
+        return False
+    others = [other for other in st.on_gpu.values() if other is not job and _can_move(other)]
+    if _make_room(st, _last_first(st, others), fits):
+        return False
+    if others and st.host_has_room(_to_page_bytes(job)):
+        # Not even all the others together are enough: what they keep on the GPU stays until they end. So this job
+        # steps aside whole and comes back, as large as it wants to be, when they have.
+        page_out(st, job)
+        return False
+    if st.lanes.coming_bytes or any(_can_go_on(other, job) for other in st.on_gpu.values()):
+        return False
+    _stop_growing(st, job)
+    reason = (
+        f"needs {format_bytes(wanted.total_bytes)}, other jobs hold the rest of the GPU, "
+        "and the host memory for paging is used up or turned off"
+    )
+    st.emit(RefuseGrowth(job.job_id, reason), job)
+    leases.start_competing(st, job)
+    return True
+
+
+def _can_go_on(other: Job, stalled: Job) -> bool:
+    """Whether the other job may yet free memory by itself while this one stalls."""
+    if other is stalled or other.stalled:
+        return False
+    return other.phase is Phase.PAGING_IN or (other.ready and other.lane is not None and other.lane != stalled.lane)
+
+
+def _growth_bytes(table: LaneTable, job: Job, wanted: Footprint) -> int:
+    """What the growth takes from the free memory."""
+    grown = wanted.internal_bytes - job.footprint.internal_bytes
+    if job.phase is not Phase.PAGED_OUT:
+        grown += wanted.persistent_bytes - job.footprint.persistent_bytes
+    if job.lane is not None:
+        grown += table.growth_bytes(job.lane, wanted.ephemeral_bytes)
+    return grown
+
+
+def _allow_growth(st: State, job: Job, wanted: Footprint) -> None:
+    fixed = wanted.internal_bytes - job.footprint.internal_bytes
+    if job.phase is not Phase.PAGED_OUT:
+        fixed += wanted.persistent_bytes - job.footprint.persistent_bytes
+    st.lanes.add_fixed(fixed)
+    job.footprint = wanted
+    if job.lane is not None:
+        st.lanes.set_need(job.lane, job.job_id, wanted.ephemeral_bytes)
+    _stop_growing(st, job)
+    st.emit(AllowGrowth(job.job_id, wanted), job)
+    leases.start_competing(st, job)
+
+
+def _stop_growing(st: State, job: Job) -> None:
+    if job.wanted is not None:
+        job.wanted = None
+        st.growing.remove(job)
+
+
+def check_phases(st: State) -> Iterable[tuple[Job, bool]]:
+    """For `Scheduler.validate`: each job, and whether its phase agrees with where it is listed."""
+    for job in st.jobs.values():
+        queued = job.phase in QUEUED_PHASES
+        # A stalled job on its way to the host keeps its lane until what it has there is safe.
+        in_lane = job.phase in LANE_PHASES or (job.phase is Phase.PAGING_OUT and job.lease is not Lease.NONE)
+        on_gpu = job.phase not in (Phase.WAITING, Phase.PAGED_OUT)
+        yield (
+            job,
+            (job in st.waiting) == queued and (job.lane is not None) == in_lane and (job.job_id in st.on_gpu) == on_gpu,
+        )

@@ -1,0 +1,225 @@
+"""What the scheduler knows of the world: footprints, jobs, the settings of one GPU.
+
+Everything here is plain data. `Job` is changed by the scheduler alone; a policy reads it.
+Sizes are whole bytes, times are seconds on whatever clock the caller of `Scheduler.handle` uses.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+JobId = str
+LaneId = int
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The memory a job needs on the GPU."""
+
+    persistent_bytes: int
+    """Lives across iterations: parameters, optimizer state. Can be paged to the host."""
+    ephemeral_bytes: int
+    """Lives within an iteration: activations, gradients, workspaces. Comes out of a lane."""
+    internal_bytes: int = 0
+    """Outside any allocator: the CUDA context, library code. Stays as long as the process does."""
+
+    def __post_init__(self) -> None:
+        if min(self.persistent_bytes, self.ephemeral_bytes, self.internal_bytes) < 0:
+            raise ValueError(f"a footprint has a negative part: {self}")
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What the job occupies outside of any lane while it is resident."""
+        return self.persistent_bytes + self.internal_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """What the job needs to run alone."""
+        return self.persistent_bytes + self.ephemeral_bytes + self.internal_bytes
+
+    def covers(self, other: Footprint) -> bool:
+        return (
+            self.persistent_bytes >= other.persistent_bytes
+            and self.ephemeral_bytes >= other.ephemeral_bytes
+            and self.internal_bytes >= other.internal_bytes
+        )
+
+    def common(self, other: Footprint) -> Footprint:
+        """The part that both have: the smaller of each kind."""
+        return Footprint(
+            min(self.persistent_bytes, other.persistent_bytes),
+            min(self.ephemeral_bytes, other.ephemeral_bytes),
+            min(self.internal_bytes, other.internal_bytes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job as it was asked for. What is not known is None, never a guess."""
+
+    job_id: JobId
+    footprint: Footprint
+    """What is reserved for the job when it is admitted."""
+    footprint_known: bool = True
+    """Declared or seen before, rather than a first reservation to grow from."""
+    owner: int = 0
+    """The uid the job belongs to. Lanes are shared within an owner unless told otherwise."""
+    priority: int = 0
+    """Larger is more urgent."""
+    weight: float = 1.0
+    length_s: float | None = None
+    """GPU time of the whole job when it runs alone."""
+    iterations: int | None = None
+    utilization: float | None = None
+    """The part of the GPU the job keeps busy when it runs alone, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        if self.weight <= 0:
+            raise ValueError(f"job {self.job_id}: weight is {self.weight}, it must be above 0")
+        if self.utilization is not None and not 0 <= self.utilization <= 1:
+            raise ValueError(f"job {self.job_id}: utilization {self.utilization} is not in 0 to 1")
+
+
+class Phase(Enum):
+    """Where a job's memory is."""
+
+    WAITING = "waiting"
+    """Accepted; nothing on the GPU yet."""
+    PARKED = "parked"
+    """Its persistent memory is on the GPU, but it has no lane."""
+    RESIDENT = "resident"
+    """In a lane: it can run."""
+    PAGING_OUT = "paging-out"
+    PAGED_OUT = "paged-out"
+    """Its persistent memory is on the host; only internal memory is left on the GPU."""
+    PAGING_IN = "paging-in"
+    """In a lane, its persistent memory on the way back."""
+
+
+QUEUED_PHASES = frozenset({Phase.WAITING, Phase.PARKED, Phase.PAGED_OUT})
+"""Phases in which a job waits for memory."""
+LANE_PHASES = frozenset({Phase.RESIDENT, Phase.PAGING_IN})
+
+
+class Lease(Enum):
+    NONE = "none"
+    HELD = "held"
+    REVOKED = "revoked"
+    """To be given up at the next boundary; until then the job still runs."""
+
+
+STORY_LENGTH = 32
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job and what has become of it. Policies read it; only the scheduler writes."""
+
+    spec: JobSpec
+    arrival: int
+    """1 for the first job of this GPU, 2 for the second; breaks every tie."""
+    arrived_at: float
+
+    footprint: Footprint
+    """The reservation. Growth and measurement change it, the spec keeps what was asked for."""
+    footprint_known: bool
+    utilization: float | None
+
+    phase: Phase = Phase.WAITING
+    lane: LaneId | None = None
+    lease: Lease = Lease.NONE
+    ready: bool = False
+    """Wants to run an iteration now."""
+
+    since: float = 0.0
+    """When the present phase began."""
+    idle_since: float = 0.0
+    granted_at: float = 0.0
+    blocked_at: int = -1
+    """The count of freed memory (`LaneTable.freed`) at which no place was found for the job."""
+    no_room_at: tuple[int, int] = (-1, -1)
+    """What the GPU was like (memory freed, jobs on it) when no room could be made for the job, at `no_room_since`."""
+    no_room_since: float = 0.0
+    overtaken: int = 0
+    """How many jobs that came later in the order got memory while this one waited."""
+
+    wanted: Footprint | None = None
+    """A larger footprint that was asked for and not granted yet."""
+    mid_iteration: bool = False
+    """Paged out while stalled in an allocation: its part of the lane is on the host too."""
+
+    host_bytes: int = 0
+    """Host memory that holds what was paged out."""
+
+    iterations_done: int = 0
+    attained_s: float = 0.0
+    """GPU time used so far."""
+
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+
+    @property
+    def job_id(self) -> JobId:
+        return self.spec.job_id
+
+    @property
+    def stalled(self) -> bool:
+        """Blocked in the middle of an iteration, waiting for a larger footprint."""
+        return self.wanted is not None
+
+    @property
+    def competing(self) -> bool:
+        """Could run an iteration at once if it were given a lease."""
+        return self.ready and self.phase is Phase.RESIDENT
+
+    @property
+    def iteration_s(self) -> float:
+        """Mean GPU time of an iteration so far; 0 before the first has finished."""
+        return self.attained_s / self.iterations_done if self.iterations_done else 0.0
+
+    @property
+    def remaining_s(self) -> float | None:
+        """GPU time still to go, by what was declared; None where nothing was.
+
+        A job that has outlived its declared length is as good as undeclared.
+        """
+        total, length = self.spec.iterations, self.spec.length_s
+        left: float | None
+        if total is not None and length is not None:
+            left = length * (1 - self.iterations_done / total) if total else 0.0
+        elif total is not None:
+            left = (total - self.iterations_done) * self.iteration_s if self.iterations_done else None
+        elif length is not None:
+            left = length - self.attained_s
+        else:
+            left = None
+        return left if left is not None and left >= 0 else None
+
+    def to_admit_bytes(self) -> int:
+        """What admission adds to the GPU outside of lanes: nothing that is there already."""
+        if self.phase is Phase.PARKED:
+            return 0
+        if self.phase is Phase.PAGED_OUT:
+            return self.footprint.persistent_bytes
+        return self.footprint.fixed_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GpuConfig:
+    """The settings of one scheduler."""
+
+    capacity_bytes: int
+    quantum_s: float = 0.02
+    """A lease is not revoked before it has lasted this long; 0 switches at every boundary."""
+    host_bytes: int | None = None
+    """Host memory for paged-out jobs: None is unlimited, 0 turns paging off."""
+    share_lanes_between_users: bool = False
+    idle_patience_s: float = 2.0
+    """A job that has been idle this long gives its memory up to one that waits."""
+
+    def __post_init__(self) -> None:
+        if self.capacity_bytes <= 0:
+            raise ValueError(f"capacity is {self.capacity_bytes} bytes, it must be above 0")
+        if self.quantum_s < 0:
+            raise ValueError(f"quantum is {self.quantum_s} s, it cannot be negative")

@@ -1,0 +1,96 @@
+"""Equal service over weight for all jobs of the GPU, in whichever lanes they are.
+
+Inside a lane the job that is furthest behind runs. Across lanes, a job that is ahead of the one furthest behind by
+more than a quantum pauses at its boundary even when its lane is its own: so weights 1:2:4 mean 1:2:4.
+Service is GPU time, or with `by=memory` GPU time multiplied by the bytes the job occupies while it runs.
+
+Each job has a mark: its service over weight so far. The floor is the smallest mark among the jobs that compete. A job
+that arrives, or comes back after a pause, starts at the floor: it shares from then on, and neither owes anything for
+the time before nor gets it back. (Start-time fair queueing; Linux's CFS does the same.)
+
+A job that could not be given memory for `patience` seconds takes it from one that is ahead of it and has had
+memory for as long: nobody starves behind jobs that never end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from salus.core.model import Job, JobId
+from salus.core.policies.base import Moment, Option, Policy, Rotation
+
+if TYPE_CHECKING:
+    from salus.core.order import Key
+
+PATIENCE = Option("patience", "1800", "seconds a job waits for memory before it takes that of a job ahead of it")
+
+
+class Fair(Policy):
+    """Equal service over weight, by GPU time or by memory x time."""
+
+    name = "fair"
+    options = (
+        Option("by", "time", "what is shared: GPU time, or memory x time", choices=("time", "memory")),
+        PATIENCE,
+    )
+
+    def __init__(self, **given: str) -> None:
+        super().__init__(**given)
+        self._marks: dict[JobId, float] = {}
+        self._floors: dict[int, float] = {}
+        self._by_memory = self.settings["by"] == "memory"
+        self.patience_s = float(self.settings["patience"])
+
+    @property
+    def rotates(self) -> Rotation:
+        return Rotation.ACROSS_LANES
+
+    def memory_order(self, job: Job) -> Key:
+        return self._marks[job.job_id]
+
+    def may_displace(self, waiting: Job, resident: Job, moment: Moment) -> bool:
+        return waited_longer(waiting, resident, moment, self.patience_s) and (
+            self._marks[resident.job_id] > self._marks[waiting.job_id]
+        )
+
+    def choose(self, firsts: Sequence[Job], moment: Moment) -> Iterable[Job]:
+        if not firsts:
+            return firsts
+        floor = min(self._marks[job.job_id] for job in firsts)
+        level = self._level(firsts[0])
+        self._floors[level] = max(self._floors.get(level, 0.0), floor)
+        return [job for job in firsts if self._marks[job.job_id] <= floor + self._allowance(job, moment)]
+
+    def on_arrived(self, job: Job) -> None:
+        self._marks[job.job_id] = self._floor(job)
+
+    def on_competing(self, job: Job) -> None:
+        self._marks[job.job_id] = max(self._marks[job.job_id], self._floor(job))
+
+    def on_served(self, job: Job, gpu_time_s: float, iterations: int) -> None:
+        self._marks[job.job_id] += gpu_time_s * self._rate(job)
+
+    def on_left(self, job: Job) -> None:
+        self._marks.pop(job.job_id, None)
+
+    def _level(self, job: Job) -> int:
+        """Jobs share with those of their own level; here all are of one."""
+        return 0
+
+    def _floor(self, job: Job) -> float:
+        return self._floors.get(self._level(job), 0.0)
+
+    def _rate(self, job: Job) -> float:
+        """Service over weight that a second on the GPU counts for."""
+        return (max(1, job.footprint.total_bytes) if self._by_memory else 1.0) / job.spec.weight
+
+    def _allowance(self, job: Job, moment: Moment) -> float:
+        """How far ahead the job may be: by a quantum, or by one iteration where that is longer."""
+        return max(moment.quantum_s, job.iteration_s) * self._rate(job)
+
+
+def waited_longer(waiting: Job, resident: Job, moment: Moment, patience_s: float) -> bool:
+    """The one has waited, and the other has had its place, for at least this long."""
+    latest = moment.now - patience_s
+    return waiting.since <= latest and resident.since <= latest

@@ -1,0 +1,62 @@
+"""Fewest iterations first, inside each lane; all lanes at work.
+
+Iterations count from when a job joined its lane: it starts level with the job that is furthest behind there, so that a
+newcomer shares the lane at once and does not first make up for what the others did before it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from salus.core.model import Job, JobId, LaneId
+from salus.core.policies.base import Moment, Policy, Rotation
+from salus.core.policies.fair import PATIENCE, waited_longer
+
+if TYPE_CHECKING:
+    from salus.core.order import Key
+
+
+class RoundRobin(Policy):
+    """Fewest iterations first in every lane."""
+
+    name = "rr"
+    options = (PATIENCE,)
+
+    def __init__(self, **given: str) -> None:
+        super().__init__(**given)
+        self.patience_s = float(self.settings["patience"])
+        self._marks: dict[JobId, tuple[LaneId | None, int]] = {}
+        self._floors: dict[LaneId | None, int] = {}
+
+    @property
+    def rotates(self) -> Rotation:
+        return Rotation.IN_LANE
+
+    def memory_order(self, job: Job) -> Key:
+        return job.iterations_done
+
+    def may_displace(self, waiting: Job, resident: Job, moment: Moment) -> bool:
+        return waited_longer(waiting, resident, moment, self.patience_s)
+
+    def lease_order(self, job: Job) -> Key:
+        return self._marks[job.job_id][1]
+
+    def choose(self, firsts: Sequence[Job], moment: Moment) -> Iterable[Job]:
+        self._floors = {job.lane: self._marks[job.job_id][1] for job in firsts}
+        return firsts
+
+    def on_arrived(self, job: Job) -> None:
+        self._marks[job.job_id] = (None, 0)
+
+    def on_competing(self, job: Job) -> None:
+        lane, mark = self._marks[job.job_id]
+        floor = self._floors.get(job.lane, 0)
+        self._marks[job.job_id] = (job.lane, max(mark, floor) if lane == job.lane else floor)
+
+    def on_served(self, job: Job, gpu_time_s: float, iterations: int) -> None:
+        lane, mark = self._marks[job.job_id]
+        self._marks[job.job_id] = (lane, mark + iterations)
+
+    def on_left(self, job: Job) -> None:
+        self._marks.pop(job.job_id, None)

@@ -1,0 +1,301 @@
+"""The scheduler of one GPU: events in, actions out.
+
+`handle` is the only way in. Each event has a handler that notes the fact; then memory is settled, then leases, and
+what that takes is returned as actions. No clock is read here: time is what the caller says it is.
+
+Safety, true after every event (`validate` checks it, from scratch):
+- persistent and internal bytes of the jobs on the GPU + bytes held by the lanes <= capacity;
+- a lane is at least as large as the largest ephemeral footprint of the jobs in it;
+- one lease at most in a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from salus.core import admission, leases, memory
+from salus.core import events as ev
+from salus.core.actions import AcceptJob, Action, AllowGrowth, RefuseJob, SetTimer
+from salus.core.lanes import Lane
+from salus.core.model import Footprint, GpuConfig, Job, JobId, Lease, Phase
+from salus.core.policies.base import Policy
+from salus.core.state import State
+from salus.errors import InvariantBroken, RequestRejected
+
+
+class Scheduler:
+    def __init__(self, config: GpuConfig, policy: Policy) -> None:
+        self._state = State(config, policy)
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            ev.JobArrived: self._on_job_arrived,
+            ev.JobReady: self._on_job_ready,
+            ev.JobIdled: self._on_job_idled,
+            ev.IterationFinished: self._on_iteration_finished,
+            ev.FootprintChanged: self._on_footprint_changed,
+            ev.UtilizationMeasured: self._on_utilization_measured,
+            ev.MemoryWanted: self._on_memory_wanted,
+            ev.JobLeft: self._on_job_left,
+            ev.PageOutFinished: self._on_page_out_finished,
+            ev.PageInFinished: self._on_page_in_finished,
+            ev.LaneReleased: self._on_lane_released,
+            ev.TimerFired: self._on_timer_fired,
+            ev.PolicyChanged: self._on_policy_changed,
+        }
+
+    def handle(self, event: ev.Event, now: float) -> list[Action]:
+        """Takes a fact in, gives back what is to be done about it. What cannot be true is rejected."""
+        st = self._state
+        if now < st.now:
+            raise RequestRejected(f"{type(event).__name__} at {now} is before the last event, at {st.now}")
+        st.now = now
+        self._handlers[type(event)](event)
+        if isinstance(event, ev.IterationFinished) and not (event.yielded or st.growing):
+            # A report in passing. Decisions are made at boundaries that were asked for, and on timers.
+            return st.take_actions()
+        memory.settle(st)
+        leases.settle(st)
+        self._set_timer()
+        return st.take_actions()
+
+    # What others may look at.
+
+    @property
+    def config(self) -> GpuConfig:
+        return self._state.config
+
+    @property
+    def policy(self) -> Policy:
+        return self._state.policy
+
+    @property
+    def jobs(self) -> dict[JobId, Job]:
+        """All jobs in the system. To read, not to change."""
+        return self._state.jobs
+
+    @property
+    def lanes(self) -> dict[int, Lane]:
+        """All open lanes. To read, not to change."""
+        return self._state.lanes.lanes
+
+    @property
+    def free_bytes(self) -> int:
+        return self._state.lanes.free_bytes
+
+    @property
+    def queue(self) -> list[Job]:
+        """Jobs that wait for memory, the next one first."""
+        return list(self._state.waiting)
+
+    @property
+    def queue_length(self) -> int:
+        return len(self._state.waiting)
+
+    def next_unstarted(self) -> Job | None:
+        """The first waiting job that holds nothing on this GPU yet, and so could as well go to another."""
+        return next((job for job in self._state.waiting if job.phase is Phase.WAITING), None)
+
+    def explain(self, job_id: JobId) -> admission.Waiting | None:
+        """Why the job does not run now; None if it does."""
+        return admission.explain(self._state, self._job(job_id))
+
+    # Events.
+
+    def _on_job_arrived(self, event: ev.JobArrived) -> None:
+        st, spec = self._state, event.job
+        if spec.job_id in st.jobs:
+            raise RequestRejected(f"there is a job {spec.job_id} already; give this one another id")
+        reason = admission.why_refused(spec.footprint, st.config)
+        if reason is not None:
+            st.emit(RefuseJob(spec.job_id, reason))
+            return
+        st.arrivals += 1
+        job = Job(
+            spec=spec,
+            arrival=st.arrivals,
+            arrived_at=st.now,
+            footprint=spec.footprint,
+            footprint_known=spec.footprint_known,
+            utilization=spec.utilization,
+            since=st.now,
+            idle_since=st.now,
+        )
+        st.jobs[spec.job_id] = job
+        st.tell(job, "JobArrived")
+        st.emit(AcceptJob(spec.job_id), job)
+        st.policy.on_arrived(job)
+        memory.enqueue(st, job)
+
+    def _on_job_ready(self, event: ev.JobReady) -> None:
+        job = self._job(event.job_id, event)
+        if not job.ready:
+            job.ready = True
+            leases.start_competing(self._state, job)
+
+    def _on_job_idled(self, event: ev.JobIdled) -> None:
+        st, job = self._state, self._job(event.job_id, event)
+        if job.stalled and job.lease is not Lease.NONE:
+            raise RequestRejected(f"job {job.job_id} waits for memory in the middle of an iteration; it cannot be idle")
+        if job.ready:
+            job.ready = False
+            job.idle_since = st.now
+        leases.stop_competing(st, job)
+        if job.phase is Phase.RESIDENT:
+            leases.end_lease(st, job)
+
+    def _on_iteration_finished(self, event: ev.IterationFinished) -> None:
+        st, job = self._state, self._job(event.job_id, event)
+        if event.gpu_time_s < 0 or event.iterations < 0:
+            raise RequestRejected(f"job {job.job_id} reports negative use: {event}")
+        if event.yielded:
+            if job.lease is Lease.NONE or job.stalled:
+                raise RequestRejected(
+                    f"job {job.job_id} gives up a lease that it cannot give up now: {job.lease.value}"
+                )
+            leases.end_lease(st, job)
+        leases.serve(st, job, event.gpu_time_s, event.iterations)
+
+    def _on_footprint_changed(self, event: ev.FootprintChanged) -> None:
+        st, job = self._state, self._job(event.job_id, event)
+        job.footprint_known = True
+        if job.phase is Phase.WAITING:
+            reason = admission.why_refused(event.footprint, st.config)
+            if reason is not None:
+                st.emit(RefuseJob(job.job_id, reason), job)
+                self._forget(job)
+                return
+            job.footprint = event.footprint
+            memory.enqueue(st, job)
+            return
+        memory.lower(st, job, job.footprint.common(event.footprint))
+        if not job.footprint.covers(event.footprint):
+            memory.want(st, job, event.footprint)
+        if job in st.waiting:
+            memory.enqueue(st, job)
+
+    def _on_utilization_measured(self, event: ev.UtilizationMeasured) -> None:
+        self._job(event.job_id, event).utilization = min(1.0, max(0.0, event.utilization))
+
+    def _on_memory_wanted(self, event: ev.MemoryWanted) -> None:
+        st, job = self._state, self._job(event.job_id, event)
+        if job.lease is Lease.NONE or job.phase is not Phase.RESIDENT:
+            raise RequestRejected(f"job {job.job_id} asks for memory without a lease; it must be granted one first")
+        have, asked = job.footprint, event.footprint
+        wanted = Footprint(
+            max(have.persistent_bytes, asked.persistent_bytes),
+            max(have.ephemeral_bytes, asked.ephemeral_bytes),
+            max(have.internal_bytes, asked.internal_bytes),
+        )
+        if have.covers(wanted):
+            st.emit(AllowGrowth(job.job_id, have), job)
+        else:
+            memory.want(st, job, wanted)
+
+    def _on_job_left(self, event: ev.JobLeft) -> None:
+        self._forget(self._job(event.job_id, event))
+
+    def _on_page_out_finished(self, event: ev.PageOutFinished) -> None:
+        job = self._job(event.job_id, event)
+        if job.phase is not Phase.PAGING_OUT:
+            raise RequestRejected(f"job {job.job_id} was not being paged out; it is {job.phase.value}")
+        memory.page_out_finished(self._state, job)
+
+    def _on_page_in_finished(self, event: ev.PageInFinished) -> None:
+        job = self._job(event.job_id, event)
+        if job.phase is not Phase.PAGING_IN:
+            raise RequestRejected(f"job {job.job_id} was not being paged in; it is {job.phase.value}")
+        memory.page_in_finished(self._state, job)
+
+    def _on_lane_released(self, event: ev.LaneReleased) -> None:
+        self._state.lanes.released(event.lane_id, event.size_bytes)
+
+    def _on_timer_fired(self, event: ev.TimerFired) -> None:
+        self._state.timer_at = None
+
+    def _on_policy_changed(self, event: ev.PolicyChanged) -> None:
+        st = self._state
+        st.policy = event.policy
+        queued = list(st.waiting)
+        # Keys of two policies cannot be compared, so every list is emptied before the first new key goes in.
+        for jobs in (st.waiting, st.returning, *(lane.ready for lane in st.leases.values())):
+            jobs.clear()
+        for job in st.jobs.values():
+            st.policy.on_arrived(job)
+        for job in queued:
+            memory.enqueue(st, job)
+        for job in st.on_gpu.values():
+            leases.start_competing(st, job)
+
+    # Helpers.
+
+    def _job(self, job_id: JobId, event: ev.Event | None = None) -> Job:
+        job = self._state.jobs.get(job_id)
+        if job is None:
+            raise RequestRejected(f"there is no job {job_id}")
+        if event is not None:
+            self._state.tell(job, type(event).__name__)
+        return job
+
+    def _forget(self, job: Job) -> None:
+        memory.forget(self._state, job)
+        self._state.policy.on_left(job)
+
+    def _set_timer(self) -> None:
+        st = self._state
+        due, st.timer_due = st.timer_due, None
+        if due is not None and (st.timer_at is None or due < st.timer_at or st.timer_at < st.now):
+            st.timer_at = due
+            st.emit(SetTimer(due))
+
+    # The invariants.
+
+    def validate(self) -> None:
+        """Checks everything that must always be true, from scratch; raises `InvariantBroken` with a story."""
+        st = self._state
+        lanes = st.lanes
+        fixed = sum(_fixed_on_gpu(job) for job in st.jobs.values())
+        held = sum(lane.held_bytes for lane in lanes.lanes.values()) + sum(lanes.closing.values())
+        leaving = sum(job.footprint.persistent_bytes for job in st.jobs.values() if job.phase is Phase.PAGING_OUT)
+        _require(fixed == lanes.fixed_bytes, f"fixed bytes are {fixed}, counted as {lanes.fixed_bytes}")
+        _require(held == lanes.lane_bytes, f"lanes hold {held} bytes, counted as {lanes.lane_bytes}")
+        _require(leaving == lanes.leaving_bytes, f"{leaving} bytes are leaving, counted as {lanes.leaving_bytes}")
+        _require(fixed + held <= lanes.capacity_bytes, f"{fixed} + {held} bytes are on a GPU of {lanes.capacity_bytes}")
+        hosted = sum(job.host_bytes for job in st.jobs.values())
+        _require(hosted == st.host_used_bytes, f"the host holds {hosted} bytes, counted as {st.host_used_bytes}")
+        _require(st.host_has_room(0), f"the host holds {hosted} bytes, it may hold {st.config.host_bytes}")
+        _require(set(lanes.lanes) == set(st.leases), "a lane has no list of leases, or the other way round")
+        for lane in lanes.lanes.values():
+            self._validate_lane(lane)
+        for job, agrees in memory.check_phases(st):
+            _require(agrees, f"job {job.job_id} is {job.phase.value} but listed elsewhere", job)
+            _require(job.stalled == (job in st.growing), f"job {job.job_id} stalls but does not grow", job)
+            held_somewhere = job.lane is not None and st.leases[job.lane].holder is job
+            _require(held_somewhere == (job.lease is not Lease.NONE), f"job {job.job_id}: who holds the lease?", job)
+
+    def _validate_lane(self, lane: Lane) -> None:
+        st = self._state
+        book = st.leases[lane.lane_id]
+        _require(bool(lane.needs), f"lane {lane.lane_id} is open and empty")
+        largest = max(lane.needs.values())
+        _require(lane.held_bytes >= lane.size_bytes >= largest, f"lane {lane.lane_id} is smaller than its jobs need")
+        for job_id, need in lane.needs.items():
+            job = st.jobs[job_id]
+            _require(job.lane == lane.lane_id, f"job {job_id} is in lane {lane.lane_id} and does not know", job)
+            _require(need == job.footprint.ephemeral_bytes, f"job {job_id} has a wrong need in its lane", job)
+            competes = job.competing and not job.stalled
+            _require((job in book.ready) == competes, f"job {job_id} competes: {competes}; listed otherwise", job)
+            shared = st.config.share_lanes_between_users or job.spec.owner == lane.owner
+            _require(shared, f"job {job_id} is in a lane of another user", job)
+        for job in book.ready:
+            _require(job.job_id in lane.needs, f"job {job.job_id} is ready in a lane it is not in", job)
+
+
+def _fixed_on_gpu(job: Job) -> int:
+    if job.phase is Phase.WAITING:
+        return 0
+    return job.footprint.internal_bytes if job.phase is Phase.PAGED_OUT else job.footprint.fixed_bytes
+
+
+def _require(condition: bool, message: str, job: Job | None = None) -> None:
+    if not condition:
+        raise InvariantBroken(message, tuple(job.story) if job is not None else ())

@@ -1,0 +1,35 @@
+"""The errors of Salus: whose fault it was, and what can be done.
+
+Waiting and not fitting are ordinary values; an exception means that something could not go on.
+Each class has a stable `code`, so that an error can cross a wire and become the same class again.
+"""
+
+from __future__ import annotations
+
+
+class SalusError(Exception):
+    """Base of everything Salus raises on purpose."""
+
+    code = "salus-error"
+
+
+class RequestRejected(SalusError):
+    """The caller asked for something that cannot be done; the message says what would be accepted."""
+
+    code = "request-rejected"
+
+
+class ServiceUnavailable(SalusError):
+    """There is no service to talk to: try again, or go on without it."""
+
+    code = "service-unavailable"
+
+
+class InvariantBroken(SalusError):
+    """A bug in Salus. Carries the story of the job it concerns, for the report."""
+
+    code = "invariant-broken"
+
+    def __init__(self, message: str, story: tuple[str, ...] = ()) -> None:
+        super().__init__("\n  ".join((message, *story)))
+        self.story = story
