@@ -54,8 +54,7 @@ def why_refused(footprint: Footprint, config: GpuConfig) -> str | None:
 
 def explain(st: State, job: Job) -> Waiting | None:
     """Why the job does not run; None if it does."""
-    if job.stalled:
-        assert job.wanted is not None
+    if job.wanted is not None and (job.stalled or job.lease is Lease.NONE):
         more = job.wanted.total_bytes - job.footprint.total_bytes
         return Waiting(WaitReason.GROWTH, f"waits for {format_bytes(more)} more memory")
     if job.phase in QUEUED_PHASES:

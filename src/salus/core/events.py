@@ -21,7 +21,7 @@ class JobArrived:
 
 @dataclass(frozen=True, slots=True)
 class JobReady:
-    """The job wants to run iterations from now on."""
+    """The job wants to use the device from now on: to run iterations, or to have its memory back."""
 
     job_id: JobId
 

@@ -22,7 +22,7 @@ ROUNDING_S = 1e-9
 
 def start_competing(st: State, job: Job) -> None:
     """The job is in a lane and ready. Call it whenever either became true; it checks both."""
-    if job.competing and not job.stalled:
+    if job.competing:
         st.policy.on_competing(job)
         st.leases[_lane(job)].ready.put(job, st.policy.lease_order(job))
 

@@ -71,7 +71,7 @@ def _admit_waiting(st: State) -> None:
     closed = False
     firsts: list[Entry] | None = None
     for job in _next_in_line(st):
-        if closed and job.phase is Phase.WAITING:
+        if (closed and job.phase is Phase.WAITING) or not _wants_in(job):
             continue
         place = _place_for(st, job)
         if place is not None:
@@ -93,6 +93,11 @@ def _admit_waiting(st: State) -> None:
         _break_standstill(st)
 
 
+def _wants_in(job: Job) -> bool:
+    """A job that was displaced comes back when it wants to run; an idle one would only be displaced again."""
+    return job.ready or job.phase is Phase.WAITING
+
+
 def _next_in_line(st: State) -> list[Job]:
     """The head of the queue, and the first of those behind it that hold memory: they should be able to come back."""
     head = st.waiting.head(LOOKAHEAD)
@@ -104,7 +109,7 @@ def _next_in_line(st: State) -> list[Job]:
 
 def _break_standstill(st: State) -> None:
     """Nobody is in a lane, and those that hold memory keep one another out: whatever the policy says, one must run."""
-    for job in [*st.returning, *st.waiting.head(LOOKAHEAD)]:
+    for job in filter(_wants_in, [*st.returning, *st.waiting.head(LOOKAHEAD)]):
         others = [other for other in st.on_gpu.values() if other is not job and _can_move(other)]
         place = _place_for(st, job)
         if place is not None:
@@ -286,19 +291,17 @@ def _fits(job: Job) -> Callable[[LaneTable], bool]:
 def _whom_it_may_displace(st: State, job: Job, asks_policy: bool) -> list[Job]:
     """Jobs that have been idle for long, and with `asks_policy` those the policy allows."""
     policy, moment = st.policy, st.moment
-    idle_since_at_most = st.now - st.config.idle_patience_s
     victims = []
     for other in st.on_gpu.values():
         if other is job or other.stalled or not _can_move(other):
             continue
         idle = not other.ready and other.lease is Lease.NONE
-        if (idle and other.idle_since <= idle_since_at_most) or (
-            asks_policy and policy.may_displace(job, other, moment)
-        ):
+        idle_enough_at = max(other.idle_since, other.since) + st.config.idle_patience_s
+        if (idle and st.now >= idle_enough_at) or (asks_policy and policy.may_displace(job, other, moment)):
             victims.append(other)
             continue
         if idle:
-            st.wake_at(other.idle_since + st.config.idle_patience_s)
+            st.wake_at(idle_enough_at)
         if asks_policy and st.now < other.since + policy.patience_s:
             st.wake_at(other.since + policy.patience_s)
     return victims
@@ -368,16 +371,20 @@ def _spread(st: State) -> None:
 # Growth
 
 
-def want(st: State, job: Job, footprint: Footprint) -> None:
-    """The job asks for a larger footprint and waits until it has it."""
-    if footprint.total_bytes > st.config.capacity_bytes:
+def want(st: State, job: Job, footprint: Footprint, *, stalled: bool) -> None:
+    """The job asks for a larger footprint: stalled in mid-iteration, or because more was measured than reserved."""
+    wanted = job.footprint.enclosing(footprint)
+    if job.wanted is not None:
+        wanted = wanted.enclosing(job.wanted)
+    if wanted.total_bytes > st.config.capacity_bytes:
         whole = format_bytes(st.config.capacity_bytes)
-        reason = f"needs {format_bytes(footprint.total_bytes)}, the whole GPU has {whole}"
+        reason = f"needs {format_bytes(wanted.total_bytes)}, the whole GPU has {whole}"
         st.emit(RefuseGrowth(job.job_id, reason), job)
         return
     if job.wanted is None:
         st.growing.append(job)
-    job.wanted = footprint
+    job.wanted = wanted
+    job.stalled = job.stalled or stalled
     leases.stop_competing(st, job)
 
 
@@ -398,36 +405,43 @@ def lower(st: State, job: Job, footprint: Footprint) -> None:
 
 
 def _grow(st: State) -> bool:
-    """Serves the stalled jobs in turn; False while the first of them waits for room."""
-    while st.growing:
-        job = st.growing[0]
+    """Serves those that want more, in turn; False while nobody else may get memory because one of them waits for it."""
+    for job in list(st.growing):
         wanted = job.wanted
         assert wanted is not None
-        if _growth_bytes(st.lanes, job, wanted) <= st.lanes.free_bytes:
+        if job.phase in (Phase.PAGING_OUT, Phase.PAGING_IN):
+            waits = job.stalled
+        elif _growth_bytes(st.lanes, job, wanted) <= st.lanes.free_bytes:
             _allow_growth(st, job, wanted)
-        elif job.phase is Phase.PAGING_OUT or not _make_room_to_grow(st, job, wanted):
+            waits = False
+        else:
+            waits = _make_room_to_grow(st, job, wanted)
+        if waits:
             return False
     return True
 
 
 def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
-    """Everyone else may be displaced for a stalled job. True if its request was refused and the next may be tried."""
+    """Everyone else may be displaced for a job that wants more. True while the others have to wait for that."""
 
     def fits(table: LaneTable) -> bool:
         return _growth_bytes(table, job, wanted) <= table.free_bytes
 
     if fits(st.lanes.trial()):
-        return False
+        return True
     others = [other for other in st.on_gpu.values() if other is not job and _can_move(other)]
     if _make_room(st, _last_first(st, others), fits):
-        return False
-    if others and st.host_has_room(_to_page_bytes(job)):
+        return True
+    if _can_move(job) and st.host_has_room(_to_page_bytes(job)):
         # Not even all the others together are enough: what they keep on the GPU stays until they end. So this job
         # steps aside whole and comes back, as large as it wants to be, when they have.
-        page_out(st, job)
+        _vacate(st, [job], page_out)
+        return True
+    if not job.stalled:
+        # It is at a boundary and only gets no new lease; those who can run free its memory when they end.
         return False
     if st.lanes.coming_bytes or any(_can_go_on(other, job) for other in st.on_gpu.values()):
-        return False
+        return True
     _stop_growing(st, job)
     reason = (
         f"needs {format_bytes(wanted.total_bytes)}, other jobs hold the rest of the GPU, "
@@ -435,7 +449,7 @@ def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
     )
     st.emit(RefuseGrowth(job.job_id, reason), job)
     leases.start_competing(st, job)
-    return True
+    return False
 
 
 def _can_go_on(other: Job, stalled: Job) -> bool:
@@ -471,6 +485,7 @@ def _allow_growth(st: State, job: Job, wanted: Footprint) -> None:
 def _stop_growing(st: State, job: Job) -> None:
     if job.wanted is not None:
         job.wanted = None
+        job.stalled = False
         st.growing.remove(job)
 
 

@@ -46,6 +46,14 @@ class Footprint:
             and self.internal_bytes >= other.internal_bytes
         )
 
+    def enclosing(self, other: Footprint) -> Footprint:
+        """What serves both: the larger of each kind."""
+        return Footprint(
+            max(self.persistent_bytes, other.persistent_bytes),
+            max(self.ephemeral_bytes, other.ephemeral_bytes),
+            max(self.internal_bytes, other.internal_bytes),
+        )
+
     def common(self, other: Footprint) -> Footprint:
         """The part that both have: the smaller of each kind."""
         return Footprint(
@@ -146,7 +154,9 @@ class Job:
     """How many jobs that came later in the order got memory while this one waited."""
 
     wanted: Footprint | None = None
-    """A larger footprint that was asked for and not granted yet."""
+    """A larger footprint that was asked for and not granted yet. Until it is, the job gets no new lease."""
+    stalled: bool = False
+    """Blocked in an allocation, in the middle of an iteration, until it has what it wants."""
     mid_iteration: bool = False
     """Paged out while stalled in an allocation: its part of the lane is on the host too."""
 
@@ -164,14 +174,9 @@ class Job:
         return self.spec.job_id
 
     @property
-    def stalled(self) -> bool:
-        """Blocked in the middle of an iteration, waiting for a larger footprint."""
-        return self.wanted is not None
-
-    @property
     def competing(self) -> bool:
         """Could run an iteration at once if it were given a lease."""
-        return self.ready and self.phase is Phase.RESIDENT
+        return self.ready and self.phase is Phase.RESIDENT and self.wanted is None
 
     @property
     def iteration_s(self) -> float:

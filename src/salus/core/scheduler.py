@@ -18,7 +18,7 @@ from salus.core import admission, leases, memory
 from salus.core import events as ev
 from salus.core.actions import AcceptJob, Action, AllowGrowth, RefuseJob, SetTimer
 from salus.core.lanes import Lane
-from salus.core.model import Footprint, GpuConfig, Job, JobId, Lease, Phase
+from salus.core.model import GpuConfig, Job, JobId, Lease, Phase
 from salus.core.policies.base import Policy
 from salus.core.state import State
 from salus.errors import InvariantBroken, RequestRejected
@@ -134,7 +134,7 @@ class Scheduler:
 
     def _on_job_idled(self, event: ev.JobIdled) -> None:
         st, job = self._state, self._job(event.job_id, event)
-        if job.stalled and job.lease is not Lease.NONE:
+        if job.stalled:
             raise RequestRejected(f"job {job.job_id} waits for memory in the middle of an iteration; it cannot be idle")
         if job.ready:
             job.ready = False
@@ -169,7 +169,7 @@ class Scheduler:
             return
         memory.lower(st, job, job.footprint.common(event.footprint))
         if not job.footprint.covers(event.footprint):
-            memory.want(st, job, event.footprint)
+            memory.want(st, job, event.footprint, stalled=False)
         if job in st.waiting:
             memory.enqueue(st, job)
 
@@ -180,16 +180,10 @@ class Scheduler:
         st, job = self._state, self._job(event.job_id, event)
         if job.lease is Lease.NONE or job.phase is not Phase.RESIDENT:
             raise RequestRejected(f"job {job.job_id} asks for memory without a lease; it must be granted one first")
-        have, asked = job.footprint, event.footprint
-        wanted = Footprint(
-            max(have.persistent_bytes, asked.persistent_bytes),
-            max(have.ephemeral_bytes, asked.ephemeral_bytes),
-            max(have.internal_bytes, asked.internal_bytes),
-        )
-        if have.covers(wanted):
-            st.emit(AllowGrowth(job.job_id, have), job)
+        if job.footprint.covers(event.footprint):
+            st.emit(AllowGrowth(job.job_id, job.footprint), job)
         else:
-            memory.want(st, job, wanted)
+            memory.want(st, job, event.footprint, stalled=True)
 
     def _on_job_left(self, event: ev.JobLeft) -> None:
         self._forget(self._job(event.job_id, event))
@@ -268,7 +262,9 @@ class Scheduler:
             self._validate_lane(lane)
         for job, agrees in memory.check_phases(st):
             _require(agrees, f"job {job.job_id} is {job.phase.value} but listed elsewhere", job)
-            _require(job.stalled == (job in st.growing), f"job {job.job_id} stalls but does not grow", job)
+            grows = job.wanted is not None
+            _require(grows == (job in st.growing), f"job {job.job_id} wants more and is not listed, or is", job)
+            _require(grows or not job.stalled, f"job {job.job_id} stalls and wants nothing", job)
             held_somewhere = job.lane is not None and st.leases[job.lane].holder is job
             _require(held_somewhere == (job.lease is not Lease.NONE), f"job {job.job_id}: who holds the lease?", job)
 
@@ -282,8 +278,7 @@ class Scheduler:
             job = st.jobs[job_id]
             _require(job.lane == lane.lane_id, f"job {job_id} is in lane {lane.lane_id} and does not know", job)
             _require(need == job.footprint.ephemeral_bytes, f"job {job_id} has a wrong need in its lane", job)
-            competes = job.competing and not job.stalled
-            _require((job in book.ready) == competes, f"job {job_id} competes: {competes}; listed otherwise", job)
+            _require((job in book.ready) == job.competing, f"job {job_id} is listed wrongly as ready", job)
             shared = st.config.share_lanes_between_users or job.spec.owner == lane.owner
             _require(shared, f"job {job_id} is in a lane of another user", job)
         for job in book.ready:

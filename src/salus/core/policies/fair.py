@@ -92,5 +92,4 @@ class Fair(Policy):
 
 def waited_longer(waiting: Job, resident: Job, moment: Moment, patience_s: float) -> bool:
     """The one has waited, and the other has had its place, for at least this long."""
-    latest = moment.now - patience_s
-    return waiting.since <= latest and resident.since <= latest
+    return moment.now >= max(waiting.since, resident.since) + patience_s

@@ -1,0 +1,144 @@
+"""Whole histories of events, made up by Hypothesis, through every policy.
+
+After every event and every single action: the safety condition, one lease a lane, no lease for a job that is not ready
+(`World` and `Scheduler.validate` check them). At the end every accepted job must be able to finish.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from salus.core import events as ev
+from salus.core.actions import RefuseGrowth
+from salus.core.model import Footprint, Phase
+from tests.core.world import CLASSES, GIB, World, make_policy
+
+UNIT = GIB // 2
+CAPACITY = 16
+POLICIES = [*sorted(CLASSES), "fair:by=memory", "srtf:fill=off"]
+
+# Long histories of many jobs: the interesting states need several jobs that get in each other's way.
+EVERYTHING = (
+    "arrive arrive arrive arrive ready ready idle run run run run run answer answer answer timer wait leave "
+    "want want measure utilize policy"
+).split()
+WITHIN_FOOTPRINTS = [what for what in EVERYTHING if what not in ("want", "measure")]
+NEEDS = st.tuples(st.integers(0, 12), st.integers(0, 14), st.integers(0, 2))
+
+History = list[tuple[str, int, tuple[int, int, int]]]
+
+
+def histories(kinds: list[str]) -> st.SearchStrategy[History]:
+    return st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 40), NEEDS), min_size=50, max_size=120)
+
+
+def play(world: World, history: History) -> None:
+    arrived = 0
+    for what, which, (persistent, ephemeral, internal) in history:
+        jobs = sorted(world.places)
+        job_id = jobs[which % len(jobs)] if jobs else None
+        needs = Footprint(persistent * UNIT, ephemeral * UNIT, internal * UNIT)
+        if what == "arrive":
+            arrived += 1
+            world.arrive(
+                f"job{arrived:02}",
+                needs,
+                ready=which % 3 != 0,
+                footprint_known=which % 5 != 0,
+                owner=which % 2,
+                priority=which % 3,
+                weight=1 + which % 4,
+                length_s=None if which % 7 == 0 else float(which),
+                utilization=None if which % 2 else (which % 11) / 10,
+            )
+        elif what == "answer" and world.answers:
+            world.answer()
+        elif what == "timer":
+            world.fire_timer()
+        elif what == "wait":
+            world.now += which
+        elif what == "policy":
+            world.send(ev.PolicyChanged(make_policy(POLICIES[which % len(POLICIES)])))
+        elif what == "run" and world.running():
+            runner = world.running()[which % len(world.running())]
+            if not world.places[runner].stalled:
+                world.iterate(runner, gpu_time_s=0.01 * (1 + which % 5), iterations=1)
+        elif job_id is None:
+            continue
+        elif what == "leave":
+            world.leave(job_id)
+        elif what == "ready":
+            world.send(ev.JobReady(job_id))
+        elif what == "utilize":
+            world.send(ev.UtilizationMeasured(job_id, (which % 11) / 10))
+        elif what == "idle" and not world.places[job_id].stalled:
+            world.idle(job_id)
+        elif what == "want":
+            if world.places[job_id].holds_lease and not world.places[job_id].stalled:
+                world.want(job_id, needs)
+        elif what == "measure":
+            measure(world, job_id, needs)
+        check_work_conserving(world)
+
+
+def measure(world: World, job_id: str, needs: Footprint) -> None:
+    """A footprint is measured at a boundary, so not while a job is stalled in an allocation."""
+    place = world.places[job_id]
+    if place.stalled:
+        return
+    if place.on_gpu or place.started:
+        # What is smaller counts at once, what is larger only when it is allowed.
+        place.footprint = place.footprint.common(needs)
+    else:
+        place.footprint = needs
+    world.send(ev.FootprintChanged(job_id, needs))
+
+
+def check_work_conserving(world: World) -> None:
+    """Ready jobs in lanes never all stand still, and pack and rr leave no lane idle that has one."""
+    scheduler = world.scheduler
+    competing = [job for job in scheduler.jobs.values() if job.competing]
+    blocked = {job.lane for job in scheduler.jobs.values() if job.stalled and job.lane is not None}
+    free_to_run = [job for job in competing if job.lane not in blocked]
+    if free_to_run:
+        assert any(place.holds_lease for place in world.places.values()), [job.job_id for job in free_to_run]
+    if scheduler.policy.name in ("pack", "rr"):
+        taken = {place.lane for place in world.places.values() if place.holds_lease}
+        idle = [job.job_id for job in free_to_run if job.lane not in taken]
+        assert not idle, f"{idle} could have used their lanes"
+
+
+@settings(max_examples=400, deadline=None)
+@given(histories(EVERYTHING), st.sampled_from(POLICIES), st.sampled_from([0.0, 0.02]), st.booleans())
+def test_every_history_is_safe_and_every_accepted_job_finishes(history, policy, quantum_s, share):
+    world = World(policy=policy, capacity=CAPACITY, quantum_s=quantum_s, share_between_users=share)
+    play(world, history)
+    world.drain()
+    refused = [action for action in world.log if isinstance(action, RefuseGrowth)]
+    assert not refused, "nothing here is larger than the GPU, so nobody's memory may be refused"
+
+
+@settings(max_examples=200, deadline=None)
+@given(histories(EVERYTHING), st.sampled_from(POLICIES), st.sampled_from([0, 4 * GIB]))
+def test_without_or_with_little_host_memory_every_history_is_still_safe(history, policy, host_bytes):
+    world = World(policy=policy, capacity=CAPACITY, host_bytes=host_bytes)
+    play(world, history)
+
+
+@settings(max_examples=200, deadline=None)
+@given(histories(WITHIN_FOOTPRINTS), st.sampled_from(POLICIES))
+def test_without_paging_jobs_that_keep_to_their_footprint_all_finish(history, policy):
+    world = World(policy=policy, capacity=CAPACITY, host_bytes=0)
+    play(world, history)
+    world.drain()
+    assert not any(job.phase is Phase.PAGED_OUT for job in world.scheduler.jobs.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(histories(EVERYTHING), st.sampled_from(POLICIES))
+def test_the_same_events_give_the_same_actions(history, policy):
+    first, second = (World(policy=policy, capacity=CAPACITY, quantum_s=0.02) for _ in range(2))
+    play(first, history)
+    play(second, history)
+    assert first.log == second.log

@@ -1,0 +1,257 @@
+"""A made-up GPU that obeys a scheduler and asserts on every misuse.
+
+It keeps its own books, from the actions alone: if the scheduler's idea of the hardware ever parts from what its own
+orders add up to, a test fails here, whatever `validate` says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from salus.core import actions as act
+from salus.core import events as ev
+from salus.core.model import Footprint, GpuConfig, JobSpec, Lease
+from salus.core.policies import SHIPPED, Policy, build
+from salus.core.scheduler import Scheduler
+
+GIB = 2**30
+CLASSES = {policy.name: policy for policy in SHIPPED}
+
+
+def make_policy(spec: str) -> Policy:
+    return build(spec, CLASSES)
+
+
+def footprint(persistent: float, ephemeral: float, internal: float = 0) -> Footprint:
+    """In GiB."""
+    return Footprint(int(persistent * GIB), int(ephemeral * GIB), int(internal * GIB))
+
+
+@dataclass
+class Place:
+    """What the GPU knows of a job."""
+
+    footprint: Footprint
+    on_gpu: bool = False
+    started: bool = False
+    lane: int | None = None
+    holds_lease: bool = False
+    revoked: bool = False
+    stalled: bool = False
+
+
+@dataclass
+class World:
+    policy: str = "fair"
+    capacity: float = 16
+    quantum_s: float = 0.0
+    host_bytes: int | None = None
+    share_between_users: bool = False
+    now: float = 0.0
+    places: dict[str, Place] = field(default_factory=dict)
+    lanes: dict[int, int] = field(default_factory=dict)
+    """Bytes that each lane occupies."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Bytes of each open lane that may be used."""
+    owners: dict[int, int] = field(default_factory=dict)
+    answers: deque[ev.Event] = field(default_factory=deque)
+    """What was ordered and has yet to happen."""
+    timer_s: float | None = None
+    log: list[act.Action] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.config = GpuConfig(
+            capacity_bytes=int(self.capacity * GIB),
+            quantum_s=self.quantum_s,
+            host_bytes=self.host_bytes,
+            share_lanes_between_users=self.share_between_users,
+            idle_patience_s=1.0,
+        )
+        self.scheduler = Scheduler(self.config, make_policy(self.policy))
+
+    # Events
+
+    def send(self, event: ev.Event) -> list[act.Action]:
+        actions = self.scheduler.handle(event, self.now)
+        for action in actions:
+            self._obey(action)
+            self._check_memory()
+        self.log += actions
+        self.scheduler.validate()
+        self._check_agreement()
+        return actions
+
+    def arrive(self, job_id: str, needs: Footprint, *, ready: bool = True, **spec: object) -> list[act.Action]:
+        self.places[job_id] = Place(needs)
+        actions = self.send(ev.JobArrived(JobSpec(job_id, needs, **spec)))  # type: ignore[arg-type]
+        if ready and job_id in self.places:
+            actions += self.send(ev.JobReady(job_id))
+        return actions
+
+    def iterate(self, job_id: str, gpu_time_s: float = 0.01, iterations: int = 1) -> list[act.Action]:
+        """A lease holder ends an iteration; it yields if it was told to."""
+        place = self.places[job_id]
+        assert place.holds_lease and not place.stalled, f"{job_id} cannot run"
+        self.now += gpu_time_s
+        return self._boundary(job_id, gpu_time_s, iterations)
+
+    def idle(self, job_id: str) -> list[act.Action]:
+        place = self.places[job_id]
+        place.holds_lease = place.revoked = False
+        return self.send(ev.JobIdled(job_id))
+
+    def leave(self, job_id: str) -> list[act.Action]:
+        place = self.places.pop(job_id)
+        self.answers = deque(event for event in self.answers if getattr(event, "job_id", None) != job_id)
+        place.on_gpu = False
+        return self.send(ev.JobLeft(job_id))
+
+    def want(self, job_id: str, needs: Footprint) -> list[act.Action]:
+        self.places[job_id].stalled = True
+        return self.send(ev.MemoryWanted(job_id, needs))
+
+    def answer(self) -> list[act.Action]:
+        """The oldest thing that was ordered has happened."""
+        event = self.answers.popleft()
+        match event:
+            case ev.LaneReleased(lane_id, size_bytes):
+                # What was asked for since then counts: a shrunk lane may have grown again, or been closed.
+                held = max(min(size_bytes, self.lanes.pop(lane_id, 0)), self.sizes.get(lane_id, 0))
+                if held or lane_id in self.sizes:
+                    self.lanes[lane_id] = held
+            case ev.PageOutFinished(job_id):
+                place = self.places[job_id]
+                place.on_gpu = False
+                place.lane = None
+                place.holds_lease = place.revoked = place.stalled = False
+        return self.send(event)
+
+    def answer_all(self) -> None:
+        while self.answers:
+            self.answer()
+
+    def fire_timer(self) -> list[act.Action]:
+        if self.timer_s is not None:
+            self.now = max(self.now, self.timer_s)
+            self.timer_s = None
+        return self.send(ev.TimerFired())
+
+    # Looking
+
+    def running(self) -> list[str]:
+        return sorted(job_id for job_id, place in self.places.items() if place.holds_lease)
+
+    def lane_of(self, job_id: str) -> int | None:
+        return self.places[job_id].lane
+
+    def drain(self, iterations: dict[str, int] | None = None, rounds: int = 3000) -> None:
+        """Runs everybody to the end; fails if somebody never gets there."""
+        left = {job_id: (iterations or {}).get(job_id, 2) for job_id in self.places}
+        for _ in range(rounds):
+            self.answer_all()
+            for job_id in list(self.places):
+                if not self.scheduler.jobs[job_id].ready and not self.places[job_id].stalled:
+                    self.send(ev.JobReady(job_id))
+            for job_id in self.running():
+                place = self.places[job_id]
+                if place.stalled or not place.holds_lease:
+                    continue
+                self.iterate(job_id)
+                left[job_id] -= 1
+                if left[job_id] <= 0:
+                    self.leave(job_id)
+            if not self.places:
+                self.answer_all()
+                assert not self.lanes, "all jobs are gone and a lane is still there"
+                assert self.scheduler.free_bytes == self.config.capacity_bytes
+                return
+            self.now += 0.5
+            self.fire_timer()
+        stories = {job_id: list(self.scheduler.jobs[job_id].story) for job_id in self.places}
+        raise AssertionError(f"these never finished: {stories}")
+
+    # Orders
+
+    def _boundary(self, job_id: str, gpu_time_s: float, iterations: int) -> list[act.Action]:
+        place = self.places[job_id]
+        yielded = place.revoked
+        if yielded:
+            place.holds_lease = place.revoked = False
+        return self.send(ev.IterationFinished(job_id, gpu_time_s, iterations, yielded=yielded))
+
+    def _obey(self, action: act.Action) -> None:
+        match action:
+            case act.RefuseJob(job_id):
+                assert not self.places[job_id].on_gpu
+                del self.places[job_id]
+            case act.OpenLane(lane_id, size_bytes, owner):
+                assert lane_id not in self.lanes, "a lane was opened twice"
+                self.lanes[lane_id] = self.sizes[lane_id] = size_bytes
+                self.owners[lane_id] = owner
+            case act.ResizeLane(lane_id, size_bytes):
+                if size_bytes < self.sizes[lane_id]:
+                    self.answers.append(ev.LaneReleased(lane_id, size_bytes))
+                self.sizes[lane_id] = size_bytes
+                self.lanes[lane_id] = max(self.lanes[lane_id], size_bytes)
+            case act.CloseLane(lane_id):
+                inside = [job_id for job_id, place in self.places.items() if place.lane == lane_id]
+                assert not inside, f"lane {lane_id} was closed with {inside} in it"
+                del self.sizes[lane_id]
+                self.answers.append(ev.LaneReleased(lane_id))
+            case act.AdmitJob(job_id, lane_id, needs):
+                place = self.places[job_id]
+                assert place.lane is None and lane_id in self.sizes
+                assert needs.ephemeral_bytes <= self.sizes[lane_id]
+                place.lane, place.footprint, place.on_gpu, place.started = lane_id, needs, True, True
+            case act.LeaveLane(job_id, lane_id):
+                place = self.places[job_id]
+                assert place.lane == lane_id and not place.holds_lease, "a running job was taken out of its lane"
+                place.lane = None
+            case act.GrantLease(job_id, lane_id):
+                place = self.places[job_id]
+                others = [other for other in self.places.values() if other.lane == lane_id and other.holds_lease]
+                assert place.lane == lane_id and not others, "two leases in one lane"
+                assert place.on_gpu and not place.stalled
+                assert self.scheduler.jobs[job_id].ready, "a lease for a job that is not ready"
+                place.holds_lease = True
+            case act.RevokeLease(job_id):
+                place = self.places[job_id]
+                assert place.holds_lease and not place.revoked, "revoked what was not held"
+                place.revoked = True
+            case act.AllowGrowth(job_id, needs):
+                place = self.places[job_id]
+                place.footprint, place.stalled = needs, False
+            case act.RefuseGrowth(job_id):
+                self.places[job_id].stalled = False
+            case act.PageOut(job_id, with_lane):
+                place = self.places[job_id]
+                assert with_lane == place.holds_lease, "only a stalled job is paged out while it holds a lease"
+                assert not with_lane or place.stalled
+                self.answers.append(ev.PageOutFinished(job_id))
+            case act.PageIn(job_id):
+                self.answers.append(ev.PageInFinished(job_id))
+            case act.SetTimer(at_s):
+                assert at_s > self.now, "a timer in the past would fire for ever"
+                self.timer_s = at_s
+
+    def _check_memory(self) -> None:
+        used = sum(self.lanes.values())
+        for place in self.places.values():
+            if place.on_gpu:
+                used += place.footprint.fixed_bytes
+            elif place.started:
+                used += place.footprint.internal_bytes
+        assert used <= self.config.capacity_bytes, f"{used} bytes on a GPU of {self.config.capacity_bytes}"
+        for lane_id, size in self.sizes.items():
+            needs = [p.footprint.ephemeral_bytes for p in self.places.values() if p.lane == lane_id]
+            assert not needs or max(needs) <= size, f"lane {lane_id} is smaller than a job in it needs"
+
+    def _check_agreement(self) -> None:
+        for job_id, job in self.scheduler.jobs.items():
+            place = self.places[job_id]
+            assert place.holds_lease == (job.lease is not Lease.NONE), job_id
+            assert not place.holds_lease or job.ready, f"{job_id} holds a lease and is not ready"
+            assert place.lane == job.lane, job_id
+            if job.lane is not None and not self.share_between_users:
+                assert self.owners[job.lane] == job.spec.owner, f"{job_id} is in a lane of another user"
