@@ -77,22 +77,9 @@ def play(world: World, history: History) -> None:
         elif what == "want":
             if world.places[job_id].holds_lease and not world.places[job_id].stalled:
                 world.want(job_id, needs)
-        elif what == "measure":
-            measure(world, job_id, needs)
+        elif what == "measure" and not world.places[job_id].stalled:
+            world.measure(job_id, needs)
         check_work_conserving(world)
-
-
-def measure(world: World, job_id: str, needs: Footprint) -> None:
-    """A footprint is measured at a boundary, so not while a job is stalled in an allocation."""
-    place = world.places[job_id]
-    if place.stalled:
-        return
-    if place.on_gpu or place.started:
-        # What is smaller counts at once, what is larger only when it is allowed.
-        place.footprint = place.footprint.common(needs)
-    else:
-        place.footprint = needs
-    world.send(ev.FootprintChanged(job_id, needs))
 
 
 def check_work_conserving(world: World) -> None:

@@ -111,6 +111,12 @@ class World:
         self.places[job_id].stalled = True
         return self.send(ev.MemoryWanted(job_id, needs))
 
+    def measure(self, job_id: str, needs: Footprint) -> list[act.Action]:
+        """What is smaller than before counts at once; what is larger, only when it is allowed."""
+        place = self.places[job_id]
+        place.footprint = place.footprint.common(needs) if place.started else needs
+        return self.send(ev.FootprintChanged(job_id, needs))
+
     def answer(self) -> list[act.Action]:
         """The oldest thing that was ordered has happened."""
         event = self.answers.popleft()
@@ -124,7 +130,7 @@ class World:
                 place = self.places[job_id]
                 place.on_gpu = False
                 place.lane = None
-                place.holds_lease = place.revoked = place.stalled = False
+                place.holds_lease = place.revoked = False
         return self.send(event)
 
     def answer_all(self) -> None:

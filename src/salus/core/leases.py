@@ -28,8 +28,9 @@ def start_competing(st: State, job: Job) -> None:
 
 
 def stop_competing(st: State, job: Job) -> None:
-    if job.lane is not None:
+    if job.lane is not None and job in st.leases[job.lane].ready:
         st.leases[job.lane].ready.discard(job)
+        st.policy.on_resting(job)
 
 
 def end_lease(st: State, job: Job) -> None:
@@ -112,15 +113,17 @@ def _revoke_in_time(st: State, holder: Job) -> None:
 
 
 def _wake_for_rotation(st: State) -> None:
-    """Asks again when the first lease has lasted its quantum; every quantum from then on."""
-    tick = max(st.config.quantum_s, SHORTEST_TICK_S)
-    due = st.now + tick
+    """Asks again when the first lease has lasted its quantum, and every quantum from then on.
+
+    Not more often than a holder gets to a boundary: before that nothing could be done about the answer. And not for
+    a holder that is revoked already: it reports when it gets there.
+    """
+    shortest = max(st.config.quantum_s, SHORTEST_TICK_S)
     for lane in st.leases.values():
         if lane.holder is not None and lane.holder.lease is Lease.HELD:
+            tick = max(shortest, lane.holder.iteration_s)
             over_at = lane.holder.granted_at + tick
-            if st.now + ROUNDING_S < over_at < due:
-                due = over_at
-    st.wake_at(due)
+            st.wake_at(over_at if st.now + ROUNDING_S < over_at else st.now + tick)
 
 
 def _lane(job: Job) -> LaneId:

@@ -154,7 +154,7 @@ def _admit(st: State, job: Job, place: Place) -> None:
         st.emit(PageIn(job.job_id), job)
     else:
         st.enter_phase(job, Phase.RESIDENT)
-    if job.mid_iteration:
+    if job.mid_iteration and job.wanted is None:
         st.emit(AllowGrowth(job.job_id, job.footprint), job)
     st.on_gpu[job.job_id] = job
     leases.start_competing(st, job)
@@ -178,7 +178,7 @@ def park(st: State, job: Job) -> None:
 
 def page_out(st: State, job: Job) -> None:
     """Starts moving a job to the host. A stalled lease holder takes what it has in the lane along."""
-    with_lane = job.lease is not Lease.NONE
+    with_lane = job.stalled
     job.host_bytes = _to_page_bytes(job)
     st.host_used_bytes += job.host_bytes
     st.lanes.leaving_bytes += job.footprint.persistent_bytes
@@ -251,7 +251,7 @@ def _free_host(st: State, job: Job) -> None:
 
 
 def _to_page_bytes(job: Job) -> int:
-    in_lane = job.footprint.ephemeral_bytes if job.lease is not Lease.NONE else 0
+    in_lane = job.footprint.ephemeral_bytes if job.stalled else 0
     return job.footprint.persistent_bytes + in_lane
 
 
@@ -265,17 +265,10 @@ def _displace_for(st: State, job: Job, firsts: list[Entry]) -> bool:
     if job.no_room_at == (st.lanes.freed, len(st.on_gpu)) and st.now < job.no_room_since + st.config.quantum_s:
         st.wake_at(job.no_room_since + st.config.quantum_s)
         return False
-    patience_over_at = job.since + st.policy.patience_s
-    asks_policy = st.now >= patience_over_at
-    if not asks_policy:
-        st.wake_at(patience_over_at)
-    elif not leases.would_run(st, job, firsts):
-        return False
-    victims = _whom_it_may_displace(st, job, asks_policy)
-    if victims and not asks_policy and not leases.would_run(st, job, firsts):
-        return False
-    if victims and _make_room(st, _last_first(st, victims), _fits(job)):
-        return True
+    if leases.would_run(st, job, firsts):
+        victims = _whom_it_may_displace(st, job)
+        if victims and _make_room(st, _last_first(st, victims), _fits(job)):
+            return True
     # Planning is the most expensive thing done here. The same plan fails again until somebody came, went or aged.
     job.no_room_at, job.no_room_since = (st.lanes.freed, len(st.on_gpu)), st.now
     return False
@@ -288,8 +281,8 @@ def _fits(job: Job) -> Callable[[LaneTable], bool]:
     return fits
 
 
-def _whom_it_may_displace(st: State, job: Job, asks_policy: bool) -> list[Job]:
-    """Jobs that have been idle for long, and with `asks_policy` those the policy allows."""
+def _whom_it_may_displace(st: State, job: Job) -> list[Job]:
+    """Jobs that have been idle for long, and those the policy allows. Asks to be woken when time may change that."""
     policy, moment = st.policy, st.moment
     victims = []
     for other in st.on_gpu.values():
@@ -297,13 +290,14 @@ def _whom_it_may_displace(st: State, job: Job, asks_policy: bool) -> list[Job]:
             continue
         idle = not other.ready and other.lease is Lease.NONE
         idle_enough_at = max(other.idle_since, other.since) + st.config.idle_patience_s
-        if (idle and st.now >= idle_enough_at) or (asks_policy and policy.may_displace(job, other, moment)):
+        if (idle and st.now >= idle_enough_at) or policy.may_displace(job, other, moment):
             victims.append(other)
             continue
         if idle:
             st.wake_at(idle_enough_at)
-        if asks_policy and st.now < other.since + policy.patience_s:
-            st.wake_at(other.since + policy.patience_s)
+        patience_over_at = max(job.since, other.since) + policy.patience_s
+        if st.now < patience_over_at:
+            st.wake_at(patience_over_at)
     return victims
 
 

@@ -180,8 +180,8 @@ class Job:
 
     @property
     def iteration_s(self) -> float:
-        """Mean GPU time of an iteration so far; 0 before the first has finished."""
-        return self.attained_s / self.iterations_done if self.iterations_done else 0.0
+        """Mean GPU time of an iteration so far; in the first one, what it has taken up to now."""
+        return self.attained_s / max(1, self.iterations_done)
 
     @property
     def remaining_s(self) -> float | None:

@@ -73,7 +73,7 @@ class Policy:
     overtakes: ClassVar[bool] = True
     """Whether a job may get memory while one before it in the order does not fit yet."""
     patience_s: float = 0.0
-    """Above 0 if `may_displace` looks at how long a job has waited: it is asked again after this long."""
+    """Above 0 if `may_displace` looks at how long jobs have waited or stayed: it is asked again after this long."""
 
     def __init__(self, **given: str) -> None:
         known = {option.name: option for option in self.options}
@@ -117,6 +117,9 @@ class Policy:
 
     def on_competing(self, job: Job) -> None:
         """The job is in a lane and ready: it competes for leases from now on."""
+
+    def on_resting(self, job: Job) -> None:
+        """The job went idle, left its lane or ended: it no longer competes."""
 
     def on_served(self, job: Job, gpu_time_s: float, iterations: int) -> None: ...
 

@@ -14,6 +14,7 @@ memory for as long: nobody starves behind jobs that never end.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,10 +38,11 @@ class Fair(Policy):
 
     def __init__(self, **given: str) -> None:
         super().__init__(**given)
-        self._marks: dict[JobId, float] = {}
-        self._floors: dict[int, float] = {}
         self._by_memory = self.settings["by"] == "memory"
         self.patience_s = float(self.settings["patience"])
+        self._marks: dict[JobId, float] = {}
+        self._competing: defaultdict[int, set[JobId]] = defaultdict(set)
+        self._floors: defaultdict[int, float] = defaultdict(float)
 
     @property
     def rotates(self) -> Rotation:
@@ -55,11 +57,7 @@ class Fair(Policy):
         )
 
     def choose(self, firsts: Sequence[Job], moment: Moment) -> Iterable[Job]:
-        if not firsts:
-            return firsts
-        floor = min(self._marks[job.job_id] for job in firsts)
-        level = self._level(firsts[0])
-        self._floors[level] = max(self._floors.get(level, 0.0), floor)
+        floor = min((self._marks[job.job_id] for job in firsts), default=0.0)
         return [job for job in firsts if self._marks[job.job_id] <= floor + self._allowance(job, moment)]
 
     def on_arrived(self, job: Job) -> None:
@@ -67,19 +65,29 @@ class Fair(Policy):
 
     def on_competing(self, job: Job) -> None:
         self._marks[job.job_id] = max(self._marks[job.job_id], self._floor(job))
+        self._competing[self._level(job)].add(job.job_id)
+
+    def on_resting(self, job: Job) -> None:
+        self._floor(job)
+        self._competing[self._level(job)].discard(job.job_id)
 
     def on_served(self, job: Job, gpu_time_s: float, iterations: int) -> None:
         self._marks[job.job_id] += gpu_time_s * self._rate(job)
 
     def on_left(self, job: Job) -> None:
-        self._marks.pop(job.job_id, None)
+        del self._marks[job.job_id]
 
     def _level(self, job: Job) -> int:
         """Jobs share with those of their own level; here all are of one."""
         return 0
 
     def _floor(self, job: Job) -> float:
-        return self._floors.get(self._level(job), 0.0)
+        """The smallest mark among those that compete in the job's level. It never sinks, also when nobody does."""
+        level = self._level(job)
+        marks = [self._marks[job_id] for job_id in self._competing[level]]
+        if marks:
+            self._floors[level] = max(self._floors[level], min(marks))
+        return self._floors[level]
 
     def _rate(self, job: Job) -> float:
         """Service over weight that a second on the GPU counts for."""

@@ -6,7 +6,7 @@ newcomer shares the lane at once and does not first make up for what the others 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from salus.core.model import Job, JobId, LaneId
@@ -27,7 +27,7 @@ class RoundRobin(Policy):
         super().__init__(**given)
         self.patience_s = float(self.settings["patience"])
         self._marks: dict[JobId, tuple[LaneId | None, int]] = {}
-        self._floors: dict[LaneId | None, int] = {}
+        self._competing: defaultdict[LaneId | None, set[JobId]] = defaultdict(set)
 
     @property
     def rotates(self) -> Rotation:
@@ -42,21 +42,25 @@ class RoundRobin(Policy):
     def lease_order(self, job: Job) -> Key:
         return self._marks[job.job_id][1]
 
-    def choose(self, firsts: Sequence[Job], moment: Moment) -> Iterable[Job]:
-        self._floors = {job.lane: self._marks[job.job_id][1] for job in firsts}
-        return firsts
-
     def on_arrived(self, job: Job) -> None:
         self._marks[job.job_id] = (None, 0)
 
     def on_competing(self, job: Job) -> None:
         lane, mark = self._marks[job.job_id]
-        floor = self._floors.get(job.lane, 0)
+        others = self._competing[job.lane]
+        floor = min((self._marks[job_id][1] for job_id in others), default=0)
         self._marks[job.job_id] = (job.lane, max(mark, floor) if lane == job.lane else floor)
+        others.add(job.job_id)
+
+    def on_resting(self, job: Job) -> None:
+        others = self._competing[job.lane]
+        others.discard(job.job_id)
+        if not others:
+            del self._competing[job.lane]
 
     def on_served(self, job: Job, gpu_time_s: float, iterations: int) -> None:
         lane, mark = self._marks[job.job_id]
         self._marks[job.job_id] = (lane, mark + iterations)
 
     def on_left(self, job: Job) -> None:
-        self._marks.pop(job.job_id, None)
+        del self._marks[job.job_id]

@@ -1,0 +1,141 @@
+"""Memory under pressure: growth on demand, paging, and why nobody waits for ever."""
+
+from __future__ import annotations
+
+from salus.core import actions as act
+from salus.core.admission import WaitReason
+from salus.core.model import Phase
+from tests.core.world import GIB, World, footprint
+
+
+def kinds(actions: list[act.Action]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+def test_growth_that_fits_is_allowed_at_once():
+    world = World()
+    world.arrive("a", footprint(1, 2), footprint_known=False)
+    assert world.want("a", footprint(2, 4)) == [act.ResizeLane(1, 4 * GIB), act.AllowGrowth("a", footprint(2, 4))]
+
+
+def test_growth_beyond_the_whole_gpu_fails_in_that_job_alone_with_the_numbers():
+    world = World()
+    world.arrive("a", footprint(1, 2))
+    world.arrive("b", footprint(1, 2))
+    (refusal,) = world.want("a", footprint(1, 20))
+    assert refusal == act.RefuseGrowth("a", "needs 21 GiB, the whole GPU has 16 GiB")
+    assert world.running() == ["a", "b"]
+
+
+def test_a_stalled_job_takes_the_memory_of_jobs_that_are_not_running():
+    world = World(policy="fifo")
+    world.arrive("a", footprint(2, 4))
+    world.arrive("b", footprint(6, 4))
+    assert world.running() == ["a"]
+    actions = world.want("a", footprint(2, 8))
+    assert kinds(actions) == ["LeaveLane", "CloseLane"], "its lane is enough: nothing has to be copied"
+    assert kinds(world.answer()) == ["ResizeLane", "AllowGrowth", "AdmitJob"]
+    assert world.lane_of("b") == world.lane_of("a"), "and it comes back into the lane that grew"
+    assert kinds(world.want("a", footprint(4, 12))) == ["LeaveLane", "PageOut"]
+    assert kinds(world.answer()) == ["ResizeLane", "AllowGrowth"]
+
+
+def test_a_running_job_is_displaced_at_its_boundary_and_not_before():
+    world = World(policy="pack")
+    world.arrive("a", footprint(2, 4))
+    world.arrive("b", footprint(6, 4))
+    world.want("a", footprint(8, 8))
+    assert world.places["b"].revoked
+    assert world.scheduler.jobs["b"].phase is Phase.RESIDENT
+    assert kinds(world.iterate("b")) == ["LeaveLane", "CloseLane", "PageOut"]
+    world.answer_all()
+    assert not world.places["a"].stalled
+
+
+def test_two_jobs_that_both_want_more_than_is_left_both_get_it_in_the_end():
+    world = World(policy="pack")
+    world.arrive("a", footprint(3, 3))
+    world.arrive("b", footprint(3, 3))
+    world.want("a", footprint(8, 6))
+    assert world.places["b"].revoked
+    world.want("b", footprint(8, 6))
+    world.answer_all()
+    assert not world.places["a"].stalled
+    assert world.scheduler.jobs["b"].phase is Phase.PAGED_OUT
+    assert world.scheduler.jobs["b"].mid_iteration, "what it had in its lane is safe on the host"
+    world.drain()
+
+
+def test_a_job_whose_neighbours_keep_internal_memory_steps_aside_until_they_are_done():
+    world = World(policy="pack")
+    world.arrive("a", footprint(2, 2, internal=1))
+    world.arrive("b", footprint(2, 2, internal=1))
+    world.want("a", footprint(7, 8, internal=1))
+    world.iterate("b")
+    world.answer_all()
+    assert "b" in world.running(), "there is room for all of a only without b's internal memory"
+    assert world.scheduler.jobs["a"].phase is Phase.PAGED_OUT
+    world.leave("b")
+    world.answer_all()
+    assert world.running() == ["a"]
+    assert not world.places["a"].stalled
+
+
+def test_without_paging_jobs_of_unknown_size_are_measured_one_at_a_time():
+    world = World(host_bytes=0)
+    world.arrive("a", footprint(1, 1), footprint_known=False)
+    world.arrive("b", footprint(1, 1), footprint_known=False)
+    assert world.running() == ["a"]
+    assert world.scheduler.explain("b").reason is WaitReason.UNKNOWN_SIZE
+    world.measure("a", footprint(1, 1))
+    assert world.running() == ["a", "b"]
+
+
+def test_a_measured_footprint_gives_back_what_was_reserved_too_much():
+    world = World(policy="pack")
+    world.arrive("a", footprint(4, 12))
+    world.arrive("b", footprint(4, 4))
+    world.measure("a", footprint(4, 4))
+    world.answer_all()
+    assert world.running() == ["a", "b"]
+
+
+def test_more_than_was_reserved_stops_no_iteration_but_gets_no_new_lease_until_there_is_room():
+    world = World(policy="pack", host_bytes=0)
+    world.arrive("a", footprint(2, 6))
+    world.arrive("b", footprint(2, 6))
+    world.measure("a", footprint(4, 6))
+    assert world.running() == ["a", "b"]
+    assert world.places["a"].revoked
+    world.iterate("a")
+    assert world.running() == ["b"]
+    assert world.scheduler.explain("a").reason is WaitReason.GROWTH
+    world.leave("b")
+    world.answer_all()
+    assert world.running() == ["a"]
+
+
+def test_paging_stays_within_the_host_memory_it_was_given():
+    world = World(policy="srtf", host_bytes=4 * GIB)
+    world.arrive("long", footprint(8, 2), length_s=1000)
+    world.arrive("short", footprint(8, 2), length_s=1)
+    assert world.running() == ["long"], "8 GiB do not go into 4"
+    assert world.scheduler.explain("short").reason is WaitReason.MEMORY
+    roomy = World(policy="srtf", host_bytes=8 * GIB)
+    roomy.arrive("long", footprint(8, 2), length_s=1000)
+    roomy.arrive("short", footprint(8, 2), length_s=1)
+    roomy.iterate("long")
+    roomy.answer_all()
+    assert roomy.running() == ["short"]
+
+
+def test_a_job_that_dies_in_mid_iteration_while_stalled_hurts_nobody():
+    world = World(policy="pack")
+    world.arrive("a", footprint(3, 3))
+    world.arrive("b", footprint(3, 3))
+    world.want("a", footprint(8, 8))
+    world.leave("a")
+    world.iterate("b")
+    world.answer_all()
+    assert world.running() == ["b"]
+    assert world.scheduler.free_bytes == 10 * GIB

@@ -1,0 +1,211 @@
+"""Events in, actions out: what happens to jobs, told one case at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from salus.core import actions as act
+from salus.core import events as ev
+from salus.core.admission import WaitReason
+from salus.core.model import GpuConfig, JobSpec, Phase
+from salus.core.scheduler import Scheduler
+from salus.errors import InvariantBroken, RequestRejected
+from tests.core.world import GIB, World, footprint, make_policy
+
+
+def kinds(actions: list[act.Action]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+def test_a_job_that_fits_is_accepted_admitted_and_granted_a_lease():
+    world = World()
+    needs = footprint(1, 4)
+    assert world.arrive("a", needs) == [
+        act.AcceptJob("a"),
+        act.OpenLane(1, 4 * GIB, 0),
+        act.AdmitJob("a", 1, needs),
+        act.GrantLease("a", 1),
+    ]
+
+
+def test_a_job_larger_than_the_gpu_is_refused_at_once_with_the_numbers():
+    world = World(capacity=16)
+    (refusal,) = world.arrive("a", footprint(4, 12, 1))
+    assert refusal == act.RefuseJob(
+        "a", "needs 4 GiB persistent + 12 GiB ephemeral + 1 GiB internal = 17 GiB, the whole GPU has 16 GiB"
+    )
+    assert world.scheduler.jobs == {}
+
+
+def test_a_job_that_does_not_fit_yet_waits_and_knows_why_and_where_in_the_queue():
+    world = World(policy="fifo")
+    world.arrive("a", footprint(8, 8))
+    world.arrive("b", footprint(4, 4))
+    world.arrive("c", footprint(1, 1))
+    waiting = world.scheduler.explain("c")
+    assert (waiting.reason, waiting.position, waiting.queue_length) == (WaitReason.MEMORY, 2, 2)
+    assert waiting.text == "needs 1 GiB and a lane of 1 GiB; 0 B of 16 GiB are free"
+    assert world.scheduler.explain("a") is None
+
+
+def test_two_jobs_in_one_lane_take_turns_and_in_two_lanes_run_at_once():
+    world = World(policy="rr")
+    world.arrive("a", footprint(1, 10))
+    world.arrive("b", footprint(1, 10))
+    assert world.running() == ["a"]
+    for runner, other in (("a", "b"), ("b", "a"), ("a", "b")):
+        # The first lease began before there was anybody else; the timer catches it.
+        if not world.places[runner].revoked:
+            world.fire_timer()
+        world.iterate(runner)
+        if runner in world.running():
+            world.fire_timer()
+            world.iterate(runner)
+        assert world.running() == [other]
+    apart = World(policy="rr")
+    apart.arrive("a", footprint(1, 4))
+    apart.arrive("b", footprint(1, 4))
+    assert apart.running() == ["a", "b"]
+
+
+def test_a_lease_is_not_revoked_before_its_quantum_is_over():
+    world = World(policy="fair", quantum_s=0.02)
+    world.arrive("a", footprint(1, 10))
+    world.arrive("b", footprint(1, 10))
+    assert world.timer_s == pytest.approx(0.02)
+    world.iterate("a", gpu_time_s=0.01)
+    assert "RevokeLease" not in kinds(world.send(ev.TimerFired()))
+    world.iterate("a", gpu_time_s=0.01)
+    assert "RevokeLease" in kinds(world.fire_timer())
+    assert world.running() == ["a"], "it runs on to its boundary"
+    world.iterate("a", gpu_time_s=0.005)
+    assert world.running() == ["b"]
+
+
+def test_a_job_that_goes_idle_gives_its_lane_to_the_next_one_at_once():
+    world = World(policy="fifo")
+    world.arrive("a", footprint(1, 10))
+    world.arrive("b", footprint(1, 10))
+    assert world.idle("a") == [act.GrantLease("b", 1)]
+    world.send(ev.JobReady("a"))
+    assert world.places["b"].revoked, "the oldest goes first again"
+
+
+def test_when_a_job_leaves_the_next_one_takes_its_memory_over():
+    world = World(policy="fifo")
+    world.arrive("a", footprint(2, 12))
+    world.arrive("b", footprint(6, 8))
+    assert kinds(world.leave("a")) == ["CloseLane"]
+    assert world.running() == [], "the memory is not free until the lane has been released"
+    assert kinds(world.answer()) == ["OpenLane", "AdmitJob", "GrantLease"]
+    assert world.running() == ["b"]
+
+
+def test_a_job_behind_another_in_a_lane_gets_a_lane_of_its_own_when_memory_becomes_free():
+    world = World(policy="pack")
+    world.arrive("a", footprint(1, 6))
+    world.arrive("b", footprint(1, 6))
+    world.arrive("c", footprint(1, 6))
+    assert world.lane_of("c") == world.lane_of("a")
+    world.leave("b")
+    actions = world.answer()
+    assert kinds(actions) == ["LeaveLane", "OpenLane", "AdmitJob", "GrantLease"]
+    assert world.running() == ["a", "c"]
+
+
+def test_an_idle_job_that_was_paged_out_comes_back_when_it_wants_to_run_not_before():
+    world = World(policy="fifo")
+    world.arrive("a", footprint(10, 2))
+    world.idle("a")
+    world.arrive("b", footprint(10, 2))
+    assert world.running() == [], "somebody who just stopped for a moment is not thrown out"
+    world.fire_timer()
+    assert world.scheduler.jobs["a"].phase is Phase.PAGING_OUT
+    world.answer_all()
+    assert world.running() == ["b"]
+    world.idle("b")
+    world.now += 100
+    world.fire_timer()
+    assert world.scheduler.jobs["a"].phase is Phase.PAGED_OUT
+    world.send(ev.JobReady("a"))
+    world.answer_all()
+    assert world.running() == ["a"]
+
+
+def test_overtaking_ends_before_a_large_job_starves():
+    world = World(policy="pack")
+    world.arrive("runs", footprint(1, 4))
+    world.arrive("large", footprint(10, 6))
+    for number in range(200):
+        world.arrive(f"small{number}", footprint(0, 2))
+        world.leave(f"small{number}")
+        world.answer_all()
+    assert world.scheduler.jobs["large"].overtaken <= 64
+    world.arrive("late", footprint(0, 2))
+    assert world.scheduler.explain("late").reason is WaitReason.ORDER
+    world.leave("runs")
+    world.answer_all()
+    assert "large" in world.running()
+
+
+def test_a_job_of_another_user_never_joins_the_lane():
+    world = World()
+    world.arrive("mine", footprint(1, 10), owner=1)
+    world.arrive("theirs", footprint(1, 8), owner=2)
+    assert world.lane_of("theirs") is None
+    world.arrive("mine too", footprint(1, 8), owner=1)
+    assert world.lane_of("mine too") == world.lane_of("mine")
+
+
+def test_changing_the_policy_takes_effect_at_once():
+    world = World(policy="fifo")
+    world.arrive("long", footprint(1, 10), length_s=100)
+    world.arrive("short", footprint(1, 10), length_s=1)
+    assert world.running() == ["long"]
+    world.send(ev.PolicyChanged(make_policy("srtf")))
+    world.iterate("long")
+    assert world.running() == ["short"]
+
+
+def test_what_cannot_be_true_is_rejected_and_changes_nothing():
+    world = World()
+    world.arrive("a", footprint(1, 1))
+    for event in (
+        ev.JobReady("nobody"),
+        ev.JobArrived(JobSpec("a", footprint(1, 1))),
+        ev.PageOutFinished("a"),
+        ev.PageInFinished("a"),
+        ev.IterationFinished("a", gpu_time_s=-1),
+    ):
+        with pytest.raises(RequestRejected):
+            world.scheduler.handle(event, world.now)
+        world.scheduler.validate()
+    world.idle("a")
+    with pytest.raises(RequestRejected, match="gives up a lease"):
+        world.scheduler.handle(ev.IterationFinished("a", 0.1, yielded=True), world.now)
+    with pytest.raises(RequestRejected, match="without a lease"):
+        world.scheduler.handle(ev.MemoryWanted("a", footprint(2, 2)), world.now)
+    with pytest.raises(RequestRejected, match="before the last event"):
+        world.scheduler.handle(ev.TimerFired(), world.now - 1)
+
+
+def test_a_broken_invariant_is_found_and_carries_the_story_of_the_job():
+    world = World()
+    world.arrive("a", footprint(1, 1))
+    world.scheduler.jobs["a"].lane = None
+    with pytest.raises(InvariantBroken) as caught:
+        world.scheduler.validate()
+    assert any("GrantLease" in line for line in caught.value.story)
+    assert "GrantLease" in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"capacity_bytes": 0}, {"capacity_bytes": 1, "quantum_s": -1}])
+def test_settings_that_make_no_sense_are_refused(change):
+    with pytest.raises(ValueError, match=r"must|cannot"):
+        GpuConfig(**change)
+
+
+def test_an_empty_scheduler_has_nothing_to_do():
+    scheduler = Scheduler(GpuConfig(1024), make_policy("fair"))
+    assert scheduler.handle(ev.TimerFired(), 0.0) == []
+    scheduler.validate()
