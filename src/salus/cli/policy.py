@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 
-from rich.console import Console
 from rich.table import Table
 
+from salus.cli.console import make_console
 from salus.plugins import policy_classes
 
 
@@ -22,4 +22,4 @@ def policy() -> None:
     for name, found in sorted(policy_classes().items()):
         options = [f"{o.name}={o.expected}, default {o.default}: {o.help}" for o in found.options]
         table.add_row(name, inspect.cleandoc(found.__doc__ or "").partition("\n")[0], "\n".join(options))
-    Console().print(table)
+    make_console().print(table)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 
+from salus.cli.console import make_console
 from salus.errors import RequestRejected
 from salus.plugins import load_policy
 from salus.simulate import report
@@ -112,7 +112,7 @@ def simulate(
     if as_json:
         typer.echo(json.dumps({"policies": {name: summary.as_dict() for name, summary in summaries.items()}}))
         return
-    console = Console()
+    console = make_console()
     console.print(report.table(summaries, hardware))
     for path in (save_trace, plot, timeline):
         if path is not None:

@@ -66,7 +66,7 @@ def table(summaries: Mapping[str, Summary], hardware: Hardware) -> Table:
         title_style="",
         title=f"{jobs:,} jobs on {gpus}, quantum {format_duration(hardware.quantum_s)}; times in {unit}",
     )
-    shown.add_column("policy")
+    shown.add_column("policy", no_wrap=True)
     for column in (*_TIMES.values(), "GPU utilization"):
         shown.add_column(column, justify="right")
     rows = {name: summary.as_dict() for name, summary in summaries.items()}

@@ -1,0 +1,5 @@
+"""`python -m salus`."""
+
+from salus.cli.main import main
+
+main()
