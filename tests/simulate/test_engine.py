@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,8 +54,9 @@ def test_a_switch_happens_at_the_end_of_an_iteration():
 def test_a_switch_costs_what_it_is_set_to():
     jobs = [TraceJob(name, 0.0, 10, 1.0, WIDE) for name in "ab"]
     outcome = run("rr", *jobs, quantum_s=0.0, switch_s=0.25)
-    switches = sum(record.leases for record in outcome.records) - 1
-    assert switches >= 18, "every boundary is a switch, but for the lease that began before there was anybody else"
+    holders = [segment.job_id for segment in outcome.segments]
+    switches = sum(before != after for before, after in pairwise(holders))
+    assert switches >= 17, "nearly every boundary is a switch"
     assert max(ends(outcome).values()) == pytest.approx(20 + switches * 0.25)
 
 
