@@ -33,6 +33,8 @@ from salus.units import format_bytes
 
 LOOKAHEAD = 16
 """How many jobs of the queue are tried. Those behind them would only fit by overtaking that many."""
+RETURNING_LOOKAHEAD = 4
+"""How many of the jobs behind those, that hold memory already, are tried as well."""
 OVERTAKEN_LIMIT = 64
 """A job that was overtaken this often is not overtaken again by jobs that hold no memory yet."""
 DISPLACE_TRIES = 2
@@ -73,22 +75,23 @@ def _admit_waiting(st: State) -> None:
     for job in _next_in_line(st):
         if (closed and job.phase is Phase.WAITING) or not _wants_in(job):
             continue
-        place = _place_for(st, job)
+        # The first half is what `_place_for` would find out too; this loop is the hottest there is.
+        place = None if job.blocked_at == st.lanes.freed else _place_for(st, job)
         if place is not None:
             for other in blocked:
                 other.overtaken += 1
             _admit(st, job, place)
             firsts = None
-        elif _room_is_coming(st, job):
+            continue
+        if st.lanes.coming_bytes and _room_is_coming(st, job):
             return
-        else:
-            if len(blocked) < DISPLACE_TRIES and job.ready:
-                firsts = firsts or leases.first_of_each_lane(st)
-                if _displace_for(st, job, firsts):
-                    return
-            blocked.append(job)
-            # Jobs that hold memory already may pass even then: the blocked one may be waiting for just that memory.
-            closed = closed or not st.policy.overtakes or job.overtaken >= OVERTAKEN_LIMIT
+        if len(blocked) < DISPLACE_TRIES and job.ready:
+            firsts = firsts or leases.first_of_each_lane(st)
+            if _displace_for(st, job, firsts):
+                return
+        blocked.append(job)
+        # Jobs that hold memory already may pass even then: the blocked one may be waiting for just that memory.
+        closed = closed or not st.policy.overtakes or job.overtaken >= OVERTAKEN_LIMIT
     if blocked and not st.lanes.lanes:
         _break_standstill(st)
 
@@ -103,7 +106,7 @@ def _next_in_line(st: State) -> list[Job]:
     head = st.waiting.head(LOOKAHEAD)
     if len(st.returning) and len(st.waiting) > LOOKAHEAD:
         known = {job.job_id for job in head}
-        head += [job for job in st.returning.head(LOOKAHEAD) if job.job_id not in known]
+        head += [job for job in st.returning.head(RETURNING_LOOKAHEAD) if job.job_id not in known]
     return head
 
 
@@ -137,10 +140,7 @@ def must_wait_to_be_measured(st: State, job: Job) -> bool:
 
 def _room_is_coming(st: State, job: Job) -> bool:
     """The job will fit once what is under way has finished."""
-    coming = st.lanes.coming_bytes
-    if not coming:
-        return False
-    need = job.footprint.ephemeral_bytes
+    need, coming = job.footprint.ephemeral_bytes, st.lanes.coming_bytes
     return st.lanes.find(job.to_admit_bytes(), need, job.spec.owner, spare_bytes=coming) is not None
 
 
