@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ CORE_MAY_IMPORT = {
     "collections.abc",
     "dataclasses",
     "enum",
+    "itertools",
     "typing",
     "salus.core",
     "salus.errors",
@@ -25,8 +27,12 @@ CORE_MAY_IMPORT = {
 
 MAY_IMPORT = {
     "core": {"core", "errors", "units"},
+    "protocol": {"protocol", "errors"},
+    "client": {"client", "protocol", "errors", "paths", "salus"},
+    "adaptors": {"adaptors", "client"},
+    "service": {"service", "protocol", "core", "errors", "paths", "plugins", "salus"},
     "simulate": {"simulate", "core", "errors", "units"},
-    "cli": {"cli", "simulate", "core", "errors", "units", "plugins", "salus"},
+    "cli": {"cli", "simulate", "service", "client", "protocol", "core", "errors", "units", "paths", "plugins", "salus"},
 }
 """Packages of Salus that each package may import."""
 
@@ -59,6 +65,16 @@ def test_core_is_pure(file):
 def test_what_core_leans_on_is_pure_as_well(name):
     for imported in imports_of(SOURCE / f"{name}.py"):
         assert imported in {"__future__", "re", "salus.errors"}, f"{name}.py imports {imported}"
+
+
+def test_what_runs_in_a_user_s_process_needs_the_standard_library_alone():
+    files = [*files_of("client"), *files_of("protocol"), *files_of("adaptors")]
+    files += [SOURCE / name for name in ("__init__.py", "errors.py", "paths.py", "api.py")]
+    for file in files:
+        for name in imports_of(file):
+            top = name.partition(".")[0]
+            known = top in sys.stdlib_module_names or top == "salus" or (top == "torch" and file.name == "torch.py")
+            assert known, f"{file.relative_to(SOURCE)} imports {name}"
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))

@@ -14,6 +14,8 @@ _SIZE_FACTORS = {
     **{unit: 1024**n for n, unit in enumerate("kmgt", start=1)},
 }
 _TIME_FACTORS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LARGEST_BYTES = 2**62
+LONGEST_S = 1000 * 365 * 86400.0
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
 
 
@@ -22,18 +24,27 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(_NUMBER + r"\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _SIZE_FACTORS:
         raise RequestRejected(f"{text!r} is not a size; write it like 16GiB, 500MB or 1024 (bytes)")
-    return int(float(match[1]) * _SIZE_FACTORS[match[2]])
+    size = float(match[1]) * _SIZE_FACTORS[match[2]]
+    if size > LARGEST_BYTES:
+        raise RequestRejected(f"{text:.40}... is more memory than there is; write it like 16GiB")
+    return int(size)
 
 
 def parse_duration(text: str) -> float:
     """'90', '1.5s', '30m', '1h30m'; a bare number is seconds."""
     compact = text.strip().lower().replace(" ", "")
-    if re.fullmatch(_NUMBER, compact):
-        return float(compact)
+    if re.fullmatch(_NUMBER + r"(e[+-]?\d+)?", compact):
+        return _check_time(text, float(compact))
     parts = re.findall(_NUMBER + r"(ms|s|m|h|d)", compact)
     if not parts or "".join(number + unit for number, unit in parts) != compact:
         raise RequestRejected(f"{text!r} is not a time; write it like 90s, 30m, 1h30m or 200ms")
-    return sum(float(number) * _TIME_FACTORS[unit] for number, unit in parts)
+    return _check_time(text, sum(float(number) * _TIME_FACTORS[unit] for number, unit in parts))
+
+
+def _check_time(text: str, seconds: float) -> float:
+    if seconds > LONGEST_S:
+        raise RequestRejected(f"{text:.40} is longer than a thousand years; write times like 90s, 30m or 1h30m")
+    return seconds
 
 
 def format_bytes(size: int | float) -> str:

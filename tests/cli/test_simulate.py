@@ -74,6 +74,13 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
         (["--generate", "3", "--gpus", "0"], "--gpus"),
         (["--generate", "many"], "--generate"),
         (["--generate", "3", "--plot", "/nowhere/p.png"], "/nowhere/p.png: there is no folder /nowhere"),
+        (["--generate", "3", "--plot", "p.foo"], "p.foo: a plot is written as .png, .pdf or .svg"),
+        (["--generate", "3", "--timeline", "."], ".: is a folder; expected the name of a file"),
+        (["--generate", "3", "--save-trace", "/proc/x.csv"], "/proc/x.csv: cannot be written"),
+        (["--generate", "99999999999999999999"], "--generate: 99999999999999999999 is too many"),
+        (["--generate", "3", "--load", "nan"], "--load: nan is out of range"),
+        (["--generate", "3", "--load", "inf"], "--load: inf is out of range"),
+        (["--generate", "3", "--policy", "fair:by=memory,by=time"], "by is given twice"),
         (["--wrong"], "No such option"),
     ],
 )

@@ -25,12 +25,13 @@ EVERYTHING = (
 ).split()
 WITHIN_FOOTPRINTS = [what for what in EVERYTHING if what not in ("want", "measure")]
 NEEDS = st.tuples(st.integers(0, 12), st.integers(0, 14), st.integers(0, 2))
+NO_INTERNAL = st.tuples(st.integers(0, 12), st.integers(0, 14), st.just(0))
 
 History = list[tuple[str, int, tuple[int, int, int]]]
 
 
-def histories(kinds: list[str]) -> st.SearchStrategy[History]:
-    return st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 40), NEEDS), min_size=50, max_size=120)
+def histories(kinds: list[str], needs: st.SearchStrategy = NEEDS) -> st.SearchStrategy[History]:
+    return st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 40), needs), min_size=50, max_size=120)
 
 
 def play(world: World, history: History) -> None:
@@ -107,6 +108,15 @@ def test_every_history_is_safe_and_every_accepted_job_finishes(history, policy, 
 
 
 @settings(max_examples=200, deadline=None)
+@given(histories(EVERYTHING, NO_INTERNAL), st.sampled_from(POLICIES), st.sampled_from([0.0, 0.02]))
+def test_jobs_that_are_idle_are_never_in_the_way_of_those_that_are_not(history, policy, quantum_s):
+    # Internal memory is what an idle job cannot give up.
+    world = World(policy=policy, capacity=CAPACITY, quantum_s=quantum_s)
+    play(world, history)
+    world.drain(idle_to_the_end=True)
+
+
+@settings(max_examples=200, deadline=None)
 @given(histories(EVERYTHING), st.sampled_from(POLICIES), st.sampled_from([0, 4 * GIB]))
 def test_without_or_with_little_host_memory_every_history_is_still_safe(history, policy, host_bytes):
     world = World(policy=policy, capacity=CAPACITY, host_bytes=host_bytes)
@@ -129,3 +139,30 @@ def test_the_same_events_give_the_same_actions(history, policy):
     play(first, history)
     play(second, history)
     assert first.log == second.log
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 14), st.integers(1, 3)), min_size=2, max_size=6),
+    st.sampled_from(["fair:patience=20", "fair:by=memory,patience=20", "rr:patience=20", "las"]),
+)
+def test_nobody_starves_under_fair_rr_and_las_also_behind_jobs_that_never_end(listed, policy):
+    """Always ready, never done; only timers that were asked for. Everybody must run, and run again."""
+    world = World(policy=policy, capacity=CAPACITY, quantum_s=2.0)
+    for number, (persistent, ephemeral, weight) in enumerate(listed):
+        world.arrive(f"job{number}", Footprint(persistent * UNIT, ephemeral * UNIT), weight=weight)
+    # Least attained service doubles what a job must be behind, so a second round would take for ever longer.
+    for _ in range(1 if policy == "las" else 2):
+        waiting = set(world.places)
+        for _ in range(2000):
+            world.answer_all()
+            for name in world.running():
+                # A switch in mid-loop may have taken the lease away.
+                if world.places[name].holds_lease:
+                    world.iterate(name, gpu_time_s=1.0)
+                    waiting.discard(name)
+            if world.timer_s is not None and world.timer_s <= world.now:
+                world.fire_timer()
+            if not waiting:
+                break
+        assert not waiting, f"{sorted(waiting)} starve at {world.now:.0f} s"

@@ -84,3 +84,53 @@ def test_events_of_unknown_jobs_and_of_no_gpu_are_rejected():
     arrive(both, "a", footprint(1, 1))
     with pytest.raises(RequestRejected, match="already"):
         arrive(both, "a", footprint(1, 1))
+
+
+def test_a_waiting_job_that_is_refused_is_forgotten_here_too():
+    both = cluster(16, 16)
+    for name in ("a", "b", "c"):
+        arrive(both, name, footprint(8, 8))
+    (placed,) = both.handle(ev.FootprintChanged("c", footprint(30, 1)), 1.0)
+    assert isinstance(placed.action, RefuseJob)
+    with pytest.raises(RequestRejected, match="no job c"):
+        both.gpu_of("c")
+    both.arrive(JobSpec("c", footprint(1, 1)), 1.0)
+
+
+def test_a_pinned_job_at_the_head_of_the_queue_does_not_hide_those_behind_it():
+    both = cluster(16, 16)
+    arrive(both, "a", footprint(8, 8), gpu=0)
+    arrive(both, "b", footprint(8, 8), gpu=1)
+    arrive(both, "pinned", footprint(8, 8), gpu=0)
+    arrive(both, "free", footprint(8, 8), length_s=5.0)
+    if both.gpu_of("free") == 1:
+        both.handle(ev.JobLeft("a"), 1.0)
+        both.handle(ev.LaneReleased(1), 1.0, gpu=0)
+    else:
+        both.handle(ev.JobLeft("b"), 1.0)
+        both.handle(ev.LaneReleased(1), 1.0, gpu=1)
+        assert both.gpu_of("free") == 1
+    assert both.gpu_of("pinned") == 0
+
+
+def test_a_gpu_takes_over_as_many_as_fit_with_what_was_measured_of_them():
+    both = cluster(16, 16)
+    arrive(both, "a", footprint(8, 8), gpu=0)
+    arrive(both, "b", footprint(8, 8), gpu=1)
+    for number in range(6):
+        arrive(both, f"small{number}", footprint(4, 4), length_s=10.0)
+    both.handle(ev.FootprintChanged("small0", footprint(1, 1)), 0.5)
+    waiting = {0: [], 1: []}
+    for number in range(6):
+        waiting[both.gpu_of(f"small{number}")].append(f"small{number}")
+    both.handle(ev.JobLeft("b"), 1.0)
+    both.handle(ev.LaneReleased(1), 1.0, gpu=1)
+    for name in waiting[1]:
+        both.handle(ev.JobLeft(name), 2.0)
+        for lane in range(2, 12):
+            both.handle(ev.LaneReleased(lane), 2.0, gpu=1)
+    assert len(both.schedulers[1].jobs) >= 2
+    moved = both.schedulers[both.gpu_of("small0")].jobs["small0"] if "small0" in waiting[0] else None
+    assert moved is None or moved.footprint == footprint(1, 1)
+    for scheduler in both.schedulers:
+        scheduler.validate()

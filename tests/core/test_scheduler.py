@@ -8,6 +8,7 @@ from salus.core import actions as act
 from salus.core import events as ev
 from salus.core.admission import WaitReason
 from salus.core.model import GpuConfig, JobSpec, Phase
+from salus.core.policies import Policy
 from salus.core.scheduler import Scheduler
 from salus.errors import InvariantBroken, RequestRejected
 from tests.core.world import GIB, World, footprint, make_policy
@@ -185,7 +186,7 @@ def test_what_cannot_be_true_is_rejected_and_changes_nothing():
         world.scheduler.handle(ev.IterationFinished("a", 0.1, yielded=True), world.now)
     with pytest.raises(RequestRejected, match="without a lease"):
         world.scheduler.handle(ev.MemoryWanted("a", footprint(2, 2)), world.now)
-    with pytest.raises(RequestRejected, match="before the last event"):
+    with pytest.raises(RequestRejected, match="not after the last event"):
         world.scheduler.handle(ev.TimerFired(), world.now - 1)
 
 
@@ -209,3 +210,110 @@ def test_an_empty_scheduler_has_nothing_to_do():
     scheduler = Scheduler(GpuConfig(1024), make_policy("fair"))
     assert scheduler.handle(ev.TimerFired(), 0.0) == []
     scheduler.validate()
+
+
+def test_a_crowd_of_idle_jobs_that_were_displaced_keeps_nobody_out_of_the_queue():
+    world = World(policy="pack")
+    for number in range(20):
+        name = f"idle{number:02}"
+        world.arrive(name, footprint(12, 1))
+        world.now += 2
+        world.send(ev.TimerFired())
+        world.answer_all()
+        assert name in world.running(), "those before it are idle and give their memory up"
+        world.idle(name)
+    world.arrive("large", footprint(10, 2))
+    world.now += 2
+    world.send(ev.TimerFired())
+    world.answer_all()
+    world.arrive("small", footprint(0.1, 0.1))
+    assert world.running() == ["large", "small"]
+    assert world.scheduler.explain("idle00").reason is WaitReason.IDLE
+    assert world.scheduler.queue == []
+
+
+@pytest.mark.parametrize("policy", ["las", "srtf"])
+def test_a_policy_that_goes_by_service_is_asked_again_while_one_runs_and_another_waits_for_memory(policy):
+    world = World(policy=policy)
+    world.arrive("runs", footprint(10, 2))
+    world.iterate("runs", gpu_time_s=1.0)
+    world.arrive("waits", footprint(10, 2))
+    for _ in range(300):
+        world.answer_all()
+        for name in world.running():
+            world.iterate(name, gpu_time_s=1.0)
+        if world.timer_s is not None and world.timer_s <= world.now:
+            world.fire_timer()
+        if world.scheduler.jobs["waits"].iterations_done:
+            return
+    raise AssertionError("it was never asked again")
+
+
+def test_a_victim_too_large_for_the_host_does_not_hide_one_that_is_not():
+    world = World(policy="srtf", host_bytes=8 * GIB)
+    world.arrive("large", footprint(9, 0.5), length_s=1000)
+    world.arrive("medium", footprint(4, 0.5), length_s=900)
+    world.arrive("short", footprint(3, 0.5), length_s=1)
+    world.iterate("medium" if "medium" in world.running() else "large")
+    world.answer_all()
+    assert "short" in world.running()
+
+
+def test_two_jobs_that_cannot_be_helped_do_not_hide_a_third_that_can():
+    world = World(policy="pack", host_bytes=0)
+    world.arrive("idle", footprint(1, 8), owner=0)
+    world.idle("idle")
+    for name in ("big1", "big2"):
+        world.arrive(name, footprint(15, 0.5), owner=1)
+    world.arrive("small", footprint(1, 7.5), owner=1)
+    world.now += 10
+    world.send(ev.TimerFired())
+    world.answer_all()
+    assert world.running() == ["small"]
+
+
+def test_numbers_that_are_none_are_turned_away():
+    world = World()
+    world.arrive("a", footprint(1, 1))
+    nan, inf = float("nan"), float("inf")
+    for value in (nan, inf):
+        with pytest.raises(ValueError, match="weight"):
+            JobSpec("b", footprint(1, 1), weight=value)
+        with pytest.raises(ValueError, match="length"):
+            JobSpec("b", footprint(1, 1), length_s=value)
+        with pytest.raises(RequestRejected, match="cannot be"):
+            world.scheduler.handle(ev.IterationFinished("a", value), world.now)
+        with pytest.raises(RequestRejected, match="utilization"):
+            world.scheduler.handle(ev.UtilizationMeasured("a", value), world.now)
+        with pytest.raises(RequestRejected, match="not after"):
+            world.scheduler.handle(ev.TimerFired(), value)
+    with pytest.raises(RequestRejected, match="no job"):
+        world.scheduler.handle(ev.JobReady("nobody"), 1e9)
+    assert world.scheduler.handle(ev.TimerFired(), 5.0) == [], "a rejected event does not move the clock"
+
+
+def test_a_policy_from_outside_cannot_put_a_job_on_the_gpu_that_is_not_ready():
+    class Careless(Policy):
+        def choose(self, firsts, moment):
+            return list(world.scheduler.jobs.values())
+
+    world = World()
+    world.send(ev.PolicyChanged(Careless()))
+    world.arrive("ready", footprint(1, 1))
+    world.arrive("idle", footprint(1, 1), ready=False)
+    assert world.running() == ["ready"]
+
+
+def test_a_policy_that_fails_on_a_job_leaves_nothing_of_it_behind():
+    class Picky(Policy):
+        def memory_order(self, job):
+            return job.remaining_s
+
+    world = World()
+    world.send(ev.PolicyChanged(Picky()))
+    world.arrive("runs", footprint(10, 4), length_s=1)
+    world.arrive("waits", footprint(10, 4), length_s=1)
+    with pytest.raises(TypeError):
+        world.scheduler.handle(ev.JobArrived(JobSpec("unknown", footprint(1, 1))), world.now)
+    assert set(world.scheduler.jobs) == {"runs", "waits"}
+    world.scheduler.validate()

@@ -138,9 +138,11 @@ class World:
             self.answer()
 
     def fire_timer(self) -> list[act.Action]:
-        if self.timer_s is not None:
-            self.now = max(self.now, self.timer_s)
-            self.timer_s = None
+        """Goes on to when the scheduler asked to be woken. One that did not ask is not woken."""
+        if self.timer_s is None:
+            return []
+        self.now = max(self.now, self.timer_s)
+        self.timer_s = None
         return self.send(ev.TimerFired())
 
     # Looking
@@ -151,13 +153,21 @@ class World:
     def lane_of(self, job_id: str) -> int | None:
         return self.places[job_id].lane
 
-    def drain(self, iterations: dict[str, int] | None = None, rounds: int = 3000) -> None:
-        """Runs everybody to the end; fails if somebody never gets there."""
-        left = {job_id: (iterations or {}).get(job_id, 2) for job_id in self.places}
+    def drain(self, *, idle_to_the_end: bool = False, rounds: int = 3000) -> None:
+        """Runs everybody to the end; fails if somebody never gets there.
+
+        With `idle_to_the_end`, idle jobs stay so until all the others are through: they must not be in the way.
+        """
+        left = dict.fromkeys(self.places, 2)
         for _ in range(rounds):
             self.answer_all()
-            for job_id in list(self.places):
-                if not self.scheduler.jobs[job_id].ready and not self.places[job_id].stalled:
+            idle = [
+                job_id
+                for job_id, place in self.places.items()
+                if not self.scheduler.jobs[job_id].ready and not place.stalled
+            ]
+            if not idle_to_the_end or len(idle) == len(self.places):
+                for job_id in idle:
                     self.send(ev.JobReady(job_id))
             for job_id in self.running():
                 place = self.places[job_id]
@@ -173,7 +183,8 @@ class World:
                 assert self.scheduler.free_bytes == self.config.capacity_bytes
                 return
             self.now += 0.5
-            self.fire_timer()
+            if self.timer_s is not None and self.timer_s <= self.now:
+                self.fire_timer()
         stories = {job_id: list(self.scheduler.jobs[job_id].story) for job_id in self.places}
         raise AssertionError(f"these never finished: {stories}")
 

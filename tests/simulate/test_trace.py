@@ -112,6 +112,10 @@ def test_a_job_for_several_gpus_is_an_error_that_names_the_row_unless_it_is_to_b
         (MODELS.replace("600", "nan"), "expected a whole number"),
         (MODELS.replace("600", "inf"), "expected a whole number"),
         ('job_id,"submit', "is not CSV text"),
+        (GOOD.replace("duration", "submit_time"), "column submit_time is there twice"),
+        (GOOD.replace("10", "9" * 400), "is longer than a thousand years"),
+        (GOOD.replace("1GB", "9" * 400), "is more memory than there is"),
+        (GOOD.replace("a,0", '"a\nb",0').replace("10", "x"), "row 1, column duration: 'x' is not a time"),
     ],
 )
 def test_bad_input_is_one_line_with_file_row_column_and_what_is_expected(tmp_path, text, complaint):

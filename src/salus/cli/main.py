@@ -10,7 +10,7 @@ import sys
 import typer
 
 from salus import __version__
-from salus.cli import policy, simulate
+from salus.cli import jobs, policy, replay, run, serve, simulate
 from salus.errors import SalusError
 
 # Typer has brought its own copy of click since 0.29, and needed click before: either way, the base of its usage errors.
@@ -24,8 +24,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
-app.command("simulate")(simulate.simulate)
-app.command("policy")(policy.policy)
+for command in (
+    run.run,
+    run.submit,
+    jobs.ps,
+    jobs.logs,
+    jobs.wait,
+    jobs.cancel,
+    policy.policy,
+    serve.serve,
+    simulate.simulate,
+    replay.replay,
+):
+    app.command()(command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -23,6 +23,8 @@ from salus.units import parse_bytes, parse_duration
 
 T = TypeVar("T")
 
+MOST_JOBS = 10_000_000
+
 
 def simulate(
     trace: Annotated[
@@ -80,10 +82,9 @@ def simulate(
         )
     names = _policy_names(policy)
     for path in (plot, timeline, save_trace):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise RequestRejected(f"{path}: there is no folder {path.parent}; make it first")
+        _check_can_write(path)
     if plot is not None:
-        report.check_can_plot()
+        report.check_can_plot(plot)
     jobs = _jobs(trace, count, memory_bytes, profile, ignore_num_gpu, seed, gpus, load)
     hardware = Hardware(
         gpus=gpus,
@@ -104,7 +105,7 @@ def simulate(
             outcomes[name] = run.run()
             summaries[name] = summarize(outcomes[name])
     if save_trace is not None:
-        write_trace(save_trace, jobs)
+        report.writing(save_trace, lambda: write_trace(save_trace, jobs))
     if plot is not None:
         report.write_plot(plot, outcomes, summaries)
     if timeline is not None:
@@ -116,7 +117,7 @@ def simulate(
     console.print(report.table(summaries, hardware))
     for path in (save_trace, plot, timeline):
         if path is not None:
-            console.print(f"wrote {path}", highlight=False)
+            console.print(f"wrote {path}", highlight=False, markup=False)
 
 
 def auto_quantum(jobs: list[TraceJob], gpus: int) -> float:
@@ -147,8 +148,10 @@ def _jobs(
     assert count is not None
     if count < 1:
         raise RequestRejected(f"--generate: {count} is too few; expected 1 job or more")
-    if load <= 0:
-        raise RequestRejected(f"--load: {load} is out of range; expected a number above 0")
+    if count > MOST_JOBS:
+        raise RequestRejected(f"--generate: {count} is too many; expected {MOST_JOBS:,} at the most")
+    if not 1e-6 <= load <= 1e6:
+        raise RequestRejected(f"--load: {load} is out of range; expected a number above 0, up to a million")
     jobs = generate(count, seed=seed, gpus=gpus, load=load)
     largest = max(jobs, key=lambda job: job.footprint.total_bytes)
     if largest.footprint.total_bytes > memory_bytes:
@@ -159,12 +162,22 @@ def _jobs(
     return jobs
 
 
+def _check_can_write(path: Path | None) -> None:
+    """Before the work rather than after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise RequestRejected(f"{path}: is a folder; expected the name of a file")
+    if not path.absolute().parent.is_dir():
+        raise RequestRejected(f"{path}: there is no folder {path.parent}; make it first")
+
+
 def _policy_names(text: str) -> list[str]:
     """Splits at commas, but not at those between the parameters of one policy: `fair:by=memory,patience=60,srtf`."""
     names: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         if "=" in part and ":" not in part and names:
-            names[-1] += "," + part
+            names[-1] += ("," if ":" in names[-1] else ":") + part
         else:
             names.append(part)
     if not names:

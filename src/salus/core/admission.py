@@ -74,6 +74,8 @@ def explain(st: State, job: Job) -> Waiting | None:
 
 
 def _explain_queued(st: State, job: Job) -> Waiting:
+    if job not in st.waiting:
+        return Waiting(WaitReason.IDLE, "its memory went to others while it was idle; it gets it back when it runs")
     place = (st.waiting.position(job), len(st.waiting))
     if memory.must_wait_to_be_measured(st, job):
         text = "another job of unknown size is being measured, and there is no paging"

@@ -40,6 +40,7 @@ def end_lease(st: State, job: Job) -> None:
 
 
 def serve(st: State, job: Job, gpu_time_s: float, iterations: int) -> None:
+    job.ran_at = st.now
     job.attained_s += gpu_time_s
     job.iterations_done += iterations
     st.policy.on_served(job, gpu_time_s, iterations)
@@ -71,9 +72,15 @@ def would_run(st: State, job: Job, firsts: list[Entry] | None = None) -> bool:
     return job in st.policy.choose([entry[2] for entry in entries], st.moment)
 
 
+def anybody_runs(st: State) -> bool:
+    return any(lane.holder is not None for lane in st.leases.values())
+
+
 def settle(st: State) -> None:
     firsts = [entry[2] for entry in first_of_each_lane(st)]
-    chosen = {job.lane: job for job in st.policy.choose(firsts, st.moment)}
+    picked = set(map(id, st.policy.choose(firsts, st.moment)))
+    # Only what was offered counts: a policy cannot put a job on the GPU that is not ready.
+    chosen = {job.lane: job for job in firsts if id(job) in picked}
     contended = len(chosen) < len(firsts) or (len(firsts) > 1 and st.policy.rotates is Rotation.ACROSS_LANES)
     for lane_id, lane in st.leases.items():
         wanted = chosen.get(lane_id)
@@ -90,7 +97,7 @@ def settle(st: State) -> None:
 def _grant(st: State, lane_id: LaneId, lane: LaneLeases, job: Job) -> None:
     lane.holder = job
     job.lease = Lease.HELD
-    job.granted_at = st.now
+    job.granted_at = job.ran_at = st.now
     job.mid_iteration = False
     st.emit(GrantLease(job.job_id, lane_id), job)
     if st.config.quantum_s == 0 and len(lane.ready) > 1 and st.policy.rotates is not Rotation.NEVER:

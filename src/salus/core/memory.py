@@ -28,6 +28,7 @@ from salus.core.actions import AdmitJob, AllowGrowth, LeaveLane, PageIn, PageOut
 from salus.core.lanes import LaneTable, Place, Step
 from salus.core.model import LANE_PHASES, QUEUED_PHASES, Footprint, Job, Lease, Phase
 from salus.core.order import Entry
+from salus.core.policies.base import Rotation
 from salus.core.state import LaneLeases, State
 from salus.units import format_bytes
 
@@ -57,6 +58,9 @@ def settle(st: State) -> None:
 def enqueue(st: State, job: Job) -> None:
     job.blocked_at = -1
     job.overtaken = 0
+    if not _wants_in(job):
+        dequeue(st, job)
+        return
     key = st.policy.memory_order(job)
     st.waiting.put(job, key)
     if job.phase is not Phase.WAITING:
@@ -73,7 +77,7 @@ def _admit_waiting(st: State) -> None:
     closed = False
     firsts: list[Entry] | None = None
     for job in _next_in_line(st):
-        if (closed and job.phase is Phase.WAITING) or not _wants_in(job):
+        if closed and job.phase is Phase.WAITING:
             continue
         # The first half is what `_place_for` would find out too; this loop is the hottest there is.
         place = None if job.blocked_at == st.lanes.freed else _place_for(st, job)
@@ -85,19 +89,21 @@ def _admit_waiting(st: State) -> None:
             continue
         if st.lanes.coming_bytes and _room_is_coming(st, job):
             return
-        if len(blocked) < DISPLACE_TRIES and job.ready:
+        # With nobody at work there is all the time to look for one who could be.
+        if job.ready and (len(blocked) < DISPLACE_TRIES or not leases.anybody_runs(st)):
             firsts = firsts or leases.first_of_each_lane(st)
             if _displace_for(st, job, firsts):
                 return
         blocked.append(job)
-        # Jobs that hold memory already may pass even then: the blocked one may be waiting for just that memory.
-        closed = closed or not st.policy.overtakes or job.overtaken >= OVERTAKEN_LIMIT
+        # Jobs that hold memory already may pass even then: the blocked one may be waiting for just that memory. And
+        # one that could not run yet if it had its memory keeps nobody out.
+        closed = closed or (job.ready and (not st.policy.overtakes or job.overtaken >= OVERTAKEN_LIMIT))
     if blocked and not st.lanes.lanes:
         _break_standstill(st)
 
 
 def _wants_in(job: Job) -> bool:
-    """A job that was displaced comes back when it wants to run; an idle one would only be displaced again."""
+    """A job that was displaced queues again when it wants to run; an idle one would only be displaced again."""
     return job.ready or job.phase is Phase.WAITING
 
 
@@ -112,7 +118,7 @@ def _next_in_line(st: State) -> list[Job]:
 
 def _break_standstill(st: State) -> None:
     """Nobody is in a lane, and those that hold memory keep one another out: whatever the policy says, one must run."""
-    for job in filter(_wants_in, [*st.returning, *st.waiting.head(LOOKAHEAD)]):
+    for job in [*st.returning, *st.waiting.head(LOOKAHEAD)]:
         others = [other for other in st.on_gpu.values() if other is not job and _can_move(other)]
         place = _place_for(st, job)
         if place is not None:
@@ -156,6 +162,8 @@ def _admit(st: State, job: Job, place: Place) -> None:
         st.enter_phase(job, Phase.RESIDENT)
     if job.mid_iteration and job.wanted is None:
         st.emit(AllowGrowth(job.job_id, job.footprint), job)
+    if was is not Phase.PARKED:
+        job.on_gpu_since = st.now
     st.on_gpu[job.job_id] = job
     leases.start_competing(st, job)
 
@@ -262,6 +270,9 @@ def _displace_for(st: State, job: Job, firsts: list[Entry]) -> bool:
     """Begins or goes on to make room for a waiting job; False if nobody may be, or need be, displaced for it."""
     if must_wait_to_be_measured(st, job):
         return False
+    if st.policy.rotates is not Rotation.NEVER and not st.policy.patience_s:
+        # Its answer may change as others run, and nothing else may happen that would make us ask again.
+        st.wake_at(st.now + max(st.config.quantum_s, leases.SHORTEST_TICK_S))
     if job.no_room_at == (st.lanes.freed, len(st.on_gpu)) and st.now < job.no_room_since + st.config.quantum_s:
         st.wake_at(job.no_room_since + st.config.quantum_s)
         return False
@@ -284,18 +295,24 @@ def _fits(job: Job) -> Callable[[LaneTable], bool]:
 def _whom_it_may_displace(st: State, job: Job) -> list[Job]:
     """Jobs that have been idle for long, and those the policy allows. Asks to be woken when time may change that."""
     policy, moment = st.policy, st.moment
+    ours = (policy.memory_order(job), job.arrival)
     victims = []
     for other in st.on_gpu.values():
         if other is job or other.stalled or not _can_move(other):
             continue
         idle = not other.ready and other.lease is Lease.NONE
         idle_enough_at = max(other.idle_since, other.since) + st.config.idle_patience_s
-        if (idle and st.now >= idle_enough_at) or policy.may_displace(job, other, moment):
+        if idle and st.now >= idle_enough_at:
+            victims.append(other)
+            continue
+        # One that comes before us in the order would take back at once what it gave up.
+        behind = ours < (policy.memory_order(other), other.arrival)
+        if behind and policy.may_displace(job, other, moment):
             victims.append(other)
             continue
         if idle:
             st.wake_at(idle_enough_at)
-        patience_over_at = max(job.since, other.since) + policy.patience_s
+        patience_over_at = max(job.since, other.on_gpu_since) + policy.patience_s
         if st.now < patience_over_at:
             st.wake_at(patience_over_at)
     return victims
@@ -326,9 +343,9 @@ def _make_room(st: State, victims: list[Job], fits: Callable[[LaneTable], bool])
     paged: list[Job] = []
     to_host_bytes = 0
     for victim in victims:
+        if not st.host_has_room(to_host_bytes + _to_page_bytes(victim)):
+            continue
         to_host_bytes += _to_page_bytes(victim)
-        if not st.host_has_room(to_host_bytes):
-            return False
         trial.free_fixed(victim.footprint.persistent_bytes)
         if victim.lane is not None:
             trial.leave(victim.lane, victim.job_id)
@@ -490,7 +507,6 @@ def check_phases(st: State) -> Iterable[tuple[Job, bool]]:
         # A stalled job on its way to the host keeps its lane until what it has there is safe.
         in_lane = job.phase in LANE_PHASES or (job.phase is Phase.PAGING_OUT and job.lease is not Lease.NONE)
         on_gpu = job.phase not in (Phase.WAITING, Phase.PAGED_OUT)
-        yield (
-            job,
-            (job in st.waiting) == queued and (job.lane is not None) == in_lane and (job.job_id in st.on_gpu) == on_gpu,
-        )
+        in_queue = queued and _wants_in(job)
+        agrees = (job in st.waiting) == in_queue and (job.lane is not None) == in_lane
+        yield job, agrees and (job.job_id in st.on_gpu) == on_gpu

@@ -84,8 +84,12 @@ class JobSpec:
     """The part of the GPU the job keeps busy when it runs alone, 0 to 1."""
 
     def __post_init__(self) -> None:
-        if self.weight <= 0:
-            raise ValueError(f"job {self.job_id}: weight is {self.weight}, it must be above 0")
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"job {self.job_id}: weight is {self.weight}, it must be a number above 0")
+        if self.length_s is not None and not 0 <= self.length_s < float("inf"):
+            raise ValueError(f"job {self.job_id}: length is {self.length_s} s, it must be a number, 0 or more")
+        if self.iterations is not None and self.iterations < 0:
+            raise ValueError(f"job {self.job_id}: {self.iterations} iterations, there cannot be less than 0")
         if self.utilization is not None and not 0 <= self.utilization <= 1:
             raise ValueError(f"job {self.job_id}: utilization {self.utilization} is not in 0 to 1")
 
@@ -143,8 +147,12 @@ class Job:
 
     since: float = 0.0
     """When the present phase began."""
+    on_gpu_since: float = 0.0
+    """When its persistent memory came to the GPU. Changing lanes does not change it."""
     idle_since: float = 0.0
     granted_at: float = 0.0
+    ran_at: float = 0.0
+    """When it was last known to run: at a grant or a report."""
     blocked_at: int = -1
     """The count of freed memory (`LaneTable.freed`) at which no place was found for the job."""
     no_room_at: tuple[int, int] = (-1, -1)

@@ -45,10 +45,10 @@ class OrderedJobs:
         if known is not None:
             if known[0] == key:
                 return
-            del self._entries[bisect_left(self._entries, known[:2], key=rank)]
+            self.discard(job)
         entry = (key, job.arrival, job)
-        self._by_id[job.job_id] = entry
         insort(self._entries, entry, key=rank)
+        self._by_id[job.job_id] = entry
 
     def discard(self, job: Job) -> None:
         known = self._by_id.pop(job.job_id, None)

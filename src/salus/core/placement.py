@@ -8,15 +8,18 @@ when another GPU runs out of waiting jobs, it takes over the next one from the l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from salus.core import events as ev
 from salus.core.actions import AcceptJob, Action, RefuseJob
-from salus.core.model import JobId, JobSpec
+from salus.core.model import Job, JobId, JobSpec
 from salus.core.scheduler import Scheduler
 from salus.errors import RequestRejected
 
 GpuIndex = int
+
+TAKE_OVER_LOOKAHEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Cluster:
         self.schedulers = list(schedulers)
         self._gpu_of: dict[JobId, GpuIndex] = {}
         self._pinned: set[JobId] = set()
+        self._length_s: dict[JobId, float] = {}
         # What placement looks at, kept at hand for each GPU: a new job asks all of them.
         self._free_bytes = [scheduler.free_bytes for scheduler in self.schedulers]
         self._queue_length = [scheduler.queue_length for scheduler in self.schedulers]
@@ -52,7 +56,8 @@ class Cluster:
         done = self._deliver(chosen, ev.JobArrived(spec), now)
         if not any(isinstance(placed.action, RefuseJob) for placed in done):
             self._gpu_of[spec.job_id] = chosen
-            self._work_s[chosen] += spec.length_s or 0.0
+            self._length_s[spec.job_id] = spec.length_s or 0.0
+            self._work_s[chosen] += self._length_s[spec.job_id]
             if gpu is not None:
                 self._pinned.add(spec.job_id)
         return done
@@ -64,12 +69,13 @@ class Cluster:
             gpu = self.gpu_of(job_id)
         elif gpu is None:
             raise RequestRejected(f"{type(event).__name__} needs the number of the GPU it happened on")
-        if isinstance(event, ev.JobLeft):
-            self._work_s[gpu] -= self.schedulers[gpu].jobs[event.job_id].spec.length_s or 0.0
         done = self._deliver(gpu, event, now)
         if isinstance(event, ev.JobLeft):
-            del self._gpu_of[event.job_id]
-            self._pinned.discard(event.job_id)
+            self._forget(event.job_id, gpu)
+        for placed in done:
+            if isinstance(placed.action, RefuseJob):
+                self._forget(placed.action.job_id, gpu)
+        if isinstance(event, (ev.JobLeft, ev.LaneReleased)):
             done += self._take_over(gpu, now)
         return done
 
@@ -93,20 +99,37 @@ class Cluster:
         free = [gpu for gpu in able if needs <= self._free_bytes[gpu] and not self._queue_length[gpu]]
         return min(free or able or everywhere, key=lambda gpu: (self._work_s[gpu], len(self.schedulers[gpu].jobs), gpu))
 
+    def _forget(self, job_id: JobId, gpu: GpuIndex) -> None:
+        del self._gpu_of[job_id]
+        self._work_s[gpu] -= self._length_s.pop(job_id)
+        self._pinned.discard(job_id)
+
     def _take_over(self, gpu: GpuIndex, now: float) -> list[Placed]:
-        """A GPU that has nobody waiting takes over the next job of the longest queue."""
-        if self._queue_length[gpu]:
-            return []
-        giver = max(range(len(self.schedulers)), key=self._queue_length.__getitem__)
-        job = self.schedulers[giver].next_unstarted()
-        if job is None or job.job_id in self._pinned or job.footprint.total_bytes > self._capacity_bytes[gpu]:
-            return []
+        """A GPU that has nobody waiting, and room, takes over the next jobs of the longest queue."""
+        done: list[Placed] = []
+        while not self._queue_length[gpu]:
+            giver = max(range(len(self.schedulers)), key=self._queue_length.__getitem__)
+            candidates = islice(self.schedulers[giver].unstarted(), TAKE_OVER_LOOKAHEAD)
+            job = next((job for job in candidates if self._may_take(gpu, job)), None)
+            if job is None:
+                break
+            done += self._move(job, giver, gpu, now)
+        return done
+
+    def _may_take(self, gpu: GpuIndex, job: Job) -> bool:
+        return job.job_id not in self._pinned and job.footprint.total_bytes <= self._free_bytes[gpu]
+
+    def _move(self, job: Job, giver: GpuIndex, taker: GpuIndex, now: float) -> list[Placed]:
         done = self._deliver(giver, ev.JobLeft(job.job_id), now)
-        self._gpu_of[job.job_id] = gpu
-        for index, sign in ((giver, -1), (gpu, 1)):
-            self._work_s[index] += sign * (job.spec.length_s or 0.0)
-        arrival = self._deliver(gpu, ev.JobArrived(job.spec), now)
+        self._gpu_of[job.job_id] = taker
+        self._work_s[giver] -= self._length_s[job.job_id]
+        self._work_s[taker] += self._length_s[job.job_id]
+        # As it is known by now: it may have been measured while it waited.
+        spec = replace(
+            job.spec, footprint=job.footprint, footprint_known=job.footprint_known, utilization=job.utilization
+        )
+        arrival = self._deliver(taker, ev.JobArrived(spec), now)
         done += [placed for placed in arrival if not isinstance(placed.action, AcceptJob)]
         if job.ready:
-            done += self._deliver(gpu, ev.JobReady(job.job_id), now)
+            done += self._deliver(taker, ev.JobReady(job.job_id), now)
         return done

@@ -11,14 +11,14 @@ Safety, true after every event (`validate` checks it, from scratch):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from salus.core import admission, leases, memory
 from salus.core import events as ev
 from salus.core.actions import AcceptJob, Action, AllowGrowth, RefuseJob, SetTimer
 from salus.core.lanes import Lane
-from salus.core.model import GpuConfig, Job, JobId, Lease, Phase
+from salus.core.model import QUEUED_PHASES, GpuConfig, Job, JobId, Lease, Phase
 from salus.core.policies.base import Policy
 from salus.core.state import State
 from salus.errors import InvariantBroken, RequestRejected
@@ -46,10 +46,14 @@ class Scheduler:
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """Takes a fact in, gives back what is to be done about it. What cannot be true is rejected."""
         st = self._state
-        if now < st.now:
-            raise RequestRejected(f"{type(event).__name__} at {now} is before the last event, at {st.now}")
-        st.now = now
-        self._handlers[type(event)](event)
+        if not st.now <= now < float("inf"):
+            raise RequestRejected(f"{type(event).__name__} at {now} is not after the last event, at {st.now}")
+        before, st.now = st.now, now
+        try:
+            self._handlers[type(event)](event)
+        except RequestRejected:
+            st.now = before
+            raise
         if isinstance(event, ev.IterationFinished) and not (event.yielded or st.growing):
             # A report in passing. Decisions are made at boundaries that were asked for, and on timers.
             return st.take_actions()
@@ -91,9 +95,9 @@ class Scheduler:
     def queue_length(self) -> int:
         return len(self._state.waiting)
 
-    def next_unstarted(self) -> Job | None:
-        """The first waiting job that holds nothing on this GPU yet, and so could as well go to another."""
-        return next((job for job in self._state.waiting if job.phase is Phase.WAITING), None)
+    def unstarted(self) -> Iterator[Job]:
+        """Waiting jobs, the next one first, that hold nothing on this GPU yet and so could as well go to another."""
+        return (job for job in self._state.waiting if job.phase is Phase.WAITING)
 
     def explain(self, job_id: JobId) -> admission.Waiting | None:
         """Why the job does not run now; None if it does."""
@@ -120,16 +124,19 @@ class Scheduler:
             since=st.now,
             idle_since=st.now,
         )
-        st.jobs[spec.job_id] = job
         st.tell(job, "JobArrived")
-        st.emit(AcceptJob(spec.job_id), job)
+        # In this order: a policy that fails here leaves nothing behind.
         st.policy.on_arrived(job)
         memory.enqueue(st, job)
+        st.jobs[spec.job_id] = job
+        st.emit(AcceptJob(spec.job_id), job)
 
     def _on_job_ready(self, event: ev.JobReady) -> None:
         job = self._job(event.job_id, event)
         if not job.ready:
             job.ready = True
+            if job.phase in QUEUED_PHASES:
+                memory.enqueue(self._state, job)
             leases.start_competing(self._state, job)
 
     def _on_job_idled(self, event: ev.JobIdled) -> None:
@@ -142,11 +149,13 @@ class Scheduler:
         leases.stop_competing(st, job)
         if job.phase is Phase.RESIDENT:
             leases.end_lease(st, job)
+        elif job.phase in QUEUED_PHASES:
+            memory.enqueue(st, job)
 
     def _on_iteration_finished(self, event: ev.IterationFinished) -> None:
         st, job = self._state, self._job(event.job_id, event)
-        if event.gpu_time_s < 0 or event.iterations < 0:
-            raise RequestRejected(f"job {job.job_id} reports negative use: {event}")
+        if not 0 <= event.gpu_time_s < float("inf") or event.iterations < 0:
+            raise RequestRejected(f"job {job.job_id} reports what cannot be: {event}")
         if event.yielded:
             if job.lease is Lease.NONE or job.stalled:
                 raise RequestRejected(
@@ -170,11 +179,14 @@ class Scheduler:
         memory.lower(st, job, job.footprint.common(event.footprint))
         if not job.footprint.covers(event.footprint):
             memory.want(st, job, event.footprint, stalled=False)
-        if job in st.waiting:
+        if job.phase in QUEUED_PHASES:
             memory.enqueue(st, job)
 
     def _on_utilization_measured(self, event: ev.UtilizationMeasured) -> None:
-        self._job(event.job_id, event).utilization = min(1.0, max(0.0, event.utilization))
+        job = self._job(event.job_id, event)
+        if not 0 <= event.utilization <= 1:
+            raise RequestRejected(f"job {job.job_id}: utilization {event.utilization} is not in 0 to 1")
+        job.utilization = event.utilization
 
     def _on_memory_wanted(self, event: ev.MemoryWanted) -> None:
         st, job = self._state, self._job(event.job_id, event)
@@ -209,7 +221,7 @@ class Scheduler:
     def _on_policy_changed(self, event: ev.PolicyChanged) -> None:
         st = self._state
         st.policy = event.policy
-        queued = list(st.waiting)
+        queued = [job for job in st.jobs.values() if job.phase in QUEUED_PHASES]
         # Keys of two policies cannot be compared, so every list is emptied before the first new key goes in.
         for jobs in (st.waiting, st.returning, *(lane.ready for lane in st.leases.values())):
             jobs.clear()
@@ -265,6 +277,7 @@ class Scheduler:
             grows = job.wanted is not None
             _require(grows == (job in st.growing), f"job {job.job_id} wants more and is not listed, or is", job)
             _require(grows or not job.stalled, f"job {job.job_id} stalls and wants nothing", job)
+            _require(job.ready or job.lease is Lease.NONE, f"job {job.job_id} holds a lease and is not ready", job)
             held_somewhere = job.lane is not None and st.leases[job.lane].holder is job
             _require(held_somewhere == (job.lease is not Lease.NONE), f"job {job.job_id}: who holds the lease?", job)
 

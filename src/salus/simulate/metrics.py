@@ -36,7 +36,7 @@ def summarize(outcome: Outcome) -> Summary:
         avg_queuing_s=mean(record.queuing_s for record in records),
         avg_jct_s=mean(jcts),
         p95_jct_s=percentile(jcts, 0.95),
-        utilization=outcome.busy_s / (makespan * outcome.hardware.gpus),
+        utilization=outcome.busy_s / (makespan * outcome.hardware.gpus) if makespan > 0 else 0.0,
         jobs=len(records),
     )
 

@@ -91,8 +91,10 @@ _TIMES = {
 # The plot
 
 
-def check_can_plot() -> None:
+def check_can_plot(path: Path) -> None:
     """Before the work rather than after it."""
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise RequestRejected(f"{path}: a plot is written as .png, .pdf or .svg; name the file so")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -129,7 +131,7 @@ def write_plot(path: Path, outcomes: Mapping[str, Outcome], summaries: Mapping[s
     bars.margins(y=0.12)
     for axes in (spread, bars):
         axes.spines[["top", "right"]].set_visible(False)
-    _writing(path, lambda: figure.savefig(path, dpi=130))
+    writing(path, lambda: figure.savefig(path, dpi=130))
 
 
 # The timeline
@@ -141,7 +143,7 @@ def write_timeline(path: Path, outcomes: Mapping[str, Outcome], summaries: Mappi
     page = files("salus.simulate").joinpath("timeline.html").read_text("utf-8")
     # "</" would end the script element in mid-string.
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-    _writing(path, lambda: path.write_text(page.replace("/*DATA*/[]", text), "utf-8"))
+    writing(path, lambda: path.write_text(page.replace("/*DATA*/[]", text), "utf-8"))
 
 
 def _timeline_data(name: str, outcome: Outcome, summary: Summary) -> dict[str, object]:
@@ -187,7 +189,7 @@ def _merged(segments: list[Segment]) -> list[Segment]:
     return merged
 
 
-def _writing(path: Path, write: Callable[[], object]) -> None:
+def writing(path: Path, write: Callable[[], object]) -> None:
     try:
         write()
     except OSError as error:

@@ -72,7 +72,8 @@ class _Row:
         self._file, self._number, self._line, self._cells = file, number, line, cells
 
     def error(self, column: str, problem: str) -> TraceError:
-        return TraceError(f"{self._file}:{self._line}: row {self._number}, column {column}: {problem}")
+        text = f"{self._file}:{self._line}: row {self._number}, column {column}: {problem}"
+        return TraceError(" ".join(text.split()))
 
     def has(self, column: str) -> bool:
         return bool(self._cells.get(column, ""))
@@ -243,6 +244,9 @@ def _read_csv(path: Path, what: str) -> tuple[list[str], list[_Row]]:
     if not lines:
         raise TraceError(f"{path}: is empty; expected {what} in CSV: a line of column names, then a row for each")
     columns = lines[0][1]
+    for column in columns:
+        if columns.count(column) > 1:
+            raise TraceError(f"{path}:1: column {column} is there twice; expected each column once")
     rows = []
     for number, (line, cells) in enumerate(lines[1:], start=1):
         if len(cells) != len(columns):

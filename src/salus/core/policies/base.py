@@ -151,6 +151,8 @@ def build(spec: str, classes: dict[str, type[Policy]]) -> Policy:
         key, equals, value = part.partition("=")
         if not equals:
             raise RequestRejected(f"policy {name}: {part!r} is not understood; write parameters as name=value")
+        if key.strip() in given:
+            raise RequestRejected(f"policy {name}: {key.strip()} is given twice; say it once")
         given[key.strip()] = value.strip()
     policy = classes[name](**given)
     policy.name = name

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 PATIENCE = Option("patience", "1800", "seconds a job waits for memory before it takes that of a job ahead of it")
 
 
+SMALLEST_BYTES = 64 * 2**20
+"""By memory, a job counts as at least this large, or one that needs next to nothing would keep all others out."""
+
+
 class Fair(Policy):
     """Equal service over weight, by GPU time or by memory x time."""
 
@@ -91,7 +95,7 @@ class Fair(Policy):
 
     def _rate(self, job: Job) -> float:
         """Service over weight that a second on the GPU counts for."""
-        return (max(1, job.footprint.total_bytes) if self._by_memory else 1.0) / job.spec.weight
+        return (max(SMALLEST_BYTES, job.footprint.total_bytes) if self._by_memory else 1.0) / job.spec.weight
 
     def _allowance(self, job: Job, moment: Moment) -> float:
         """How far ahead the job may be: by a quantum, or by one iteration where that is longer."""
@@ -99,5 +103,6 @@ class Fair(Policy):
 
 
 def waited_longer(waiting: Job, resident: Job, moment: Moment, patience_s: float) -> bool:
-    """The one has waited, and the other has had its place, for at least this long."""
-    return moment.now >= max(waiting.since, resident.since) + patience_s
+    """The one has waited, and the other has had its memory and has run, for at least this long."""
+    begun = resident.on_gpu_since
+    return moment.now >= max(waiting.since, begun) + patience_s and resident.granted_at >= begun

@@ -34,7 +34,8 @@ class RoundRobin(Policy):
         return Rotation.IN_LANE
 
     def memory_order(self, job: Job) -> Key:
-        return job.iterations_done
+        # Memory goes round as well: who ran longest ago comes first.
+        return job.ran_at
 
     def may_displace(self, waiting: Job, resident: Job, moment: Moment) -> bool:
         return waited_longer(waiting, resident, moment, self.patience_s)

@@ -1,0 +1,14 @@
+"""Turns Salus on in a job's process, once its framework is there. Called by bootstrap/sitecustomize.py."""
+
+from __future__ import annotations
+
+from salus.client import lease
+
+
+def torch_imported() -> None:
+    ours = lease.of_this_process()
+    if ours is not None:
+        from salus.adaptors import torch as adaptor
+        from salus.adaptors.iterations import Iterations
+
+        adaptor.install(Iterations(ours))

@@ -1,0 +1,352 @@
+"""Where an iteration begins and ends: the rules, without a framework.
+
+An adaptor reports what it sees (a forward, a backward, an optimizer's step); this turns it into calls of a lease,
+`begin` and `end` in strict alternation. The rules:
+
+- Training begins at the first forward, backward or step and ends after the step. Every step is a boundary. Counted are
+  those of the leader, the first optimizer that stepped; if it is gone, or silent for 100 steps of others, the next one
+  leads.
+- A step inside a backward (an optimizer that runs in gradient hooks) ends nothing before that backward is through.
+- A process that built no optimizer and ran no backward does not train: its forwards are inference whatever their mode.
+  If it runs backward but has no optimizer, it updates by hand: the first forward after a backward starts the next one.
+- Inference is a forward without gradients or of a module in eval mode: one iteration, over when the forward returns.
+  Inside an open training iteration (a teacher, a target network) it changes nothing.
+- A module in eval mode whose forward a backward follows is being trained (frozen batch norm, an image being optimized).
+  From then on its forwards with gradients are training.
+- Training that no step followed (the rest of an accumulation before an evaluation) must not stay open for ever. It
+  ends, not counted, at a forward of inference if two things hold.
+  First, nothing waits for a backward: the last thing that happened was a backward that kept no graph, or the adaptor
+  finds that no graph alive reaches what the optimizers train. So no iteration ends between a forward and its backward.
+  (Two graphs built, and an evaluation between their two backwards, is the exception: the forward after the first
+  backward is all that is looked at. It costs memory, never data: what is alive at a boundary is promoted.)
+  Second, it is an evaluation and no teacher: the trained module itself is now in eval mode, or it is the eighth forward
+  of inference in a row.
+- Explicit marks win: inside one, whatever the adaptor sees opens and closes nothing.
+
+Any thread may open, any may close. The lock is held while `begin` blocks: a second thread that wants to run waits as
+well. Only the thread whose forward opened an inference iteration ends it by returning.
+
+If something fails in here, the script runs on as a single iteration. It is said once, on stderr; nothing is raised.
+Must not know: torch, sockets, clocks, or what a lease does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from enum import Enum
+from threading import RLock, get_ident
+from types import FrameType
+from typing import Any, Protocol
+from weakref import ReferenceType, ref
+
+LEADER_SILENT_STEPS = 100
+EVALUATION_FORWARDS = 8
+
+
+class Lease(Protocol):
+    def begin(self) -> None:
+        """An iteration starts: blocks until the job may run."""
+
+    def end(self, iterations: int = 1) -> None:
+        """A boundary; 0 where the job may be switched out but nothing is counted."""
+
+
+class Kind(Enum):
+    NONE = "none"
+    TRAINING = "training"
+    INFERENCE = "inference"
+    EXPLICIT = "explicit"
+
+
+# Looked up once: this runs at every boundary, and before Python 3.12 an enum's member costs more than a call.
+NONE, TRAINING, INFERENCE, EXPLICIT = Kind
+
+
+class Iterations:
+    def __init__(self, lease: Lease) -> None:
+        self.kind = NONE
+        self.on_boundary: Callable[[], None] | None = None
+        """Called when no iteration is open any more: the adaptor looks for the next one."""
+        self.on_failure: Callable[[], None] | None = None
+        self.graph_is_alive: Callable[[], bool] = lambda: True
+        """May a backward still come for a forward that was seen? It need not be quick, but must not say no wrongly."""
+        self._lease = lease
+        self._lock = RLock()
+        self.failed = False
+        # What is known about the process.
+        self.has_optimizer = False
+        self._has_backward = False
+        self._leader: ReferenceType[Any] | None = None
+        self._steps_of_others = 0
+        self._trained_in_eval: list[ReferenceType[Any]] = []
+        # What is known about the open iteration.
+        self._thread = 0
+        self._modules: list[ReferenceType[Any]] = []
+        self._wants_backward = False
+        self._inferences = 0
+        self._backwards_running = 0
+        self._stepped_in_backward = False
+        self._counted_in_backward = False
+        # The last inference, if it had gradients: module and mode. And whether the step to come was counted with it.
+        self._with_graph: tuple[ReferenceType[Any], bool] | None = None
+        self._already_counted = False
+        # Explicit marks: how deep each thread is in them, and how many have ended since the first began.
+        self._marks: dict[int, int] = {}
+        self._marks_done = 0
+
+    # What an adaptor reports.
+
+    def forward(self, module: Any, training: bool, gradients: bool, stepping: bool) -> bool:
+        """A top-level forward begins. True if it is followed: `returned` must be called when it is over."""
+        with self._lock:
+            if self.kind is EXPLICIT or self.kind is INFERENCE:
+                return False
+            if gradients and (training or _among(self._trained_in_eval, module)):
+                if self.has_optimizer or self._has_backward:
+                    self._training_forward(module)
+                    return False
+            elif self.kind is TRAINING:
+                self._inferences += 1
+                if stepping or self._backwards_running or not self._is_evaluation(module, training):
+                    return True
+                if self._wants_backward and self.graph_is_alive():
+                    self._inferences = 0  # not asked again at once
+                    return True
+                self._end(0)
+            self._already_counted = False
+            self._begin(INFERENCE)
+            self._with_graph = (ref(module), training) if gradients else None
+            return True
+
+    def returned(self) -> None:
+        """The forward that was followed is over."""
+        with self._lock:
+            if self.kind is INFERENCE and self._thread == get_ident():
+                self._end(1)
+
+    def backward_began(self) -> None:
+        with self._lock:
+            self._has_backward = True
+            self._backwards_running += 1
+            if self.kind is NONE:
+                if self._with_graph is not None:
+                    module, training = self._with_graph
+                    self._already_counted = True
+                    if not training:
+                        self._trained_in_eval.append(module)
+                self._begin(TRAINING)
+
+    def backward_ended(self, graph_is_gone: bool) -> None:
+        with self._lock:
+            self._backwards_running -= 1
+            if self.kind is not TRAINING:
+                return
+            self._inferences = 0
+            if graph_is_gone:
+                self._wants_backward = False
+            if self._stepped_in_backward and not self._backwards_running:
+                self._end(int(self._counted_in_backward))
+
+    def step_began(self) -> bool:
+        """True, as for a forward that is followed: `step_ended` must be called, unless the step raises."""
+        self.has_optimizer = True
+        if self.kind is NONE:
+            with self._lock:
+                if self.kind is NONE:
+                    self._begin(TRAINING)
+        return True
+
+    def step_ended(self, optimizer: Any) -> None:
+        """The step is done, or was skipped because the gradients were no numbers."""
+        with self._lock:
+            counted = self._counts(optimizer)
+            if self.kind is not TRAINING:
+                return
+            if self._backwards_running:
+                self._stepped_in_backward = True
+                self._counted_in_backward |= counted
+            else:
+                self._end(int(counted))
+
+    def scaler_updated(self) -> None:
+        """All steps of this iteration were taken or skipped. Still open: the script itself skipped the only one."""
+        with self._lock:
+            if self.kind is TRAINING and not self._backwards_running and not self._wants_backward:
+                self._end(1)
+
+    # Explicit marks.
+
+    def mark_began(self) -> None:
+        with self._lock:
+            if self.failed:
+                return
+            thread = get_ident()
+            self._marks[thread] = self._marks.get(thread, 0) + 1
+            try:
+                if self.kind is NONE:
+                    self._begin(EXPLICIT)
+                # One that hooks opened before the mark goes on as the mark's: its forward may still want its backward.
+                self.kind = EXPLICIT
+            except Exception as error:
+                self.fail(error)
+
+    def mark_ended(self) -> None:
+        with self._lock:
+            thread = get_ident()
+            depth = self._marks.pop(thread, 0) - 1
+            if self.failed or depth < 0:
+                return
+            if depth:
+                self._marks[thread] = depth
+                return
+            self._marks_done += 1
+            if not self._marks:
+                done, self._marks_done = self._marks_done, 0
+                try:
+                    self._end(done)
+                except Exception as error:
+                    self.fail(error)
+
+    # Failure.
+
+    def fail(self, error: BaseException) -> None:
+        """Say so once, stop looking, and let the rest of the run be one iteration.
+
+        The lease is taken and kept: a job that runs without one could run beside another in the same lane.
+        """
+        with self._lock:
+            if self.failed:
+                return
+            self.failed = True
+            reason = f"{type(error).__name__}: {error}"
+            say(f"iterations are no longer found ({reason}); the rest of this run is one iteration")
+            try:
+                if self.on_failure is not None:
+                    self.on_failure()
+                if self.kind is NONE:
+                    self._begin(EXPLICIT)
+            except Exception:
+                pass  # it was said once, and there is nothing left to try
+            self.kind = EXPLICIT
+
+    def forget_lock(self) -> None:
+        """For the child of a fork: the lock may be held by a thread that does not exist there."""
+        self._lock = RLock()
+
+    # Inside.
+
+    def _begin(self, kind: Kind) -> None:
+        self._lease.begin()
+        self._thread = get_ident()
+        self.kind = kind
+
+    def _end(self, iterations: int) -> None:
+        if self.kind is not INFERENCE:
+            self._with_graph = None
+        self.kind = NONE
+        if self._modules:
+            self._modules.clear()
+        self._wants_backward = self._stepped_in_backward = self._counted_in_backward = False
+        self._inferences = 0
+        try:
+            self._lease.end(iterations)
+        finally:
+            if self.on_boundary is not None:
+                self.on_boundary()
+
+    def _training_forward(self, module: Any) -> None:
+        self._with_graph = None
+        if self.kind is TRAINING and not self.has_optimizer and not self._wants_backward:
+            self._end(self._one())
+        if self.kind is NONE:
+            self._begin(TRAINING)
+        self._inferences = 0
+        self._wants_backward = True
+        if not self._modules or not _among(self._modules, module):
+            self._modules.append(ref(module))
+
+    def _is_evaluation(self, module: Any, training: bool) -> bool:
+        return self._inferences >= EVALUATION_FORWARDS or (
+            not training and self._inferences == 1 and _among(self._modules, module)
+        )
+
+    def _counts(self, optimizer: Any) -> bool:
+        leader = None if self._leader is None else self._leader()
+        if leader is not optimizer:
+            self._steps_of_others += 1
+            if leader is not None and self._steps_of_others < LEADER_SILENT_STEPS:
+                return False
+            self._leader = ref(optimizer)
+        self._steps_of_others = 0
+        return bool(self._one())
+
+    def _one(self) -> int:
+        """1, or 0 if this iteration was already counted as the inference that its forward was taken for."""
+        one, self._already_counted = int(not self._already_counted), False
+        return one
+
+
+def _among(references: list[ReferenceType[Any]], thing: Any) -> bool:
+    """By identity: a module may define equality and so be unhashable."""
+    return bool(references) and any(reference() is thing for reference in references)
+
+
+class Outermost:
+    """Tells a call from the calls nested in it, also after one that raised and so was never seen to end.
+
+    A counter would stay too high then. A frame that is no longer on the stack says that its call is over.
+    """
+
+    __slots__ = ("_frames",)
+
+    def __init__(self) -> None:
+        self._frames: dict[int, FrameType] = {}
+
+    def enter(self, frame: FrameType) -> bool:
+        if self._frames and self.running(frame):
+            return False
+        self._frames[get_ident()] = frame
+        return True
+
+    def leave(self, frame: FrameType) -> bool:
+        thread = get_ident()
+        if self._frames.get(thread) is not frame:
+            return False
+        del self._frames[thread]
+        return True
+
+    def running(self, frame: FrameType | None) -> bool:
+        """Is this thread inside the outermost call?"""
+        outer = self._frames.get(get_ident()) if self._frames else None
+        if outer is None:
+            return False
+        if is_running(outer, frame):
+            return True
+        del self._frames[get_ident()]
+        return False
+
+
+def is_running(outer: FrameType, frame: FrameType | None) -> bool:
+    """Is one frame the other, or does it lie below it on the stack?"""
+    while frame is not None:
+        if frame is outer:
+            return True
+        frame = frame.f_back
+    return False
+
+
+installed: Iterations | None = None
+"""What the explicit marks of `salus.api` speak to; None outside Salus."""
+
+
+def set_installed(iterations: Iterations | None) -> None:
+    global installed
+    installed = iterations
+
+
+def say(text: str) -> None:
+    """One line on stderr, and never an error: the stream may be closed."""
+    with contextlib.suppress(Exception):
+        print(f"salus: {' '.join(text.split())}", file=sys.stderr)

@@ -1,0 +1,400 @@
+"""Sees forwards, backwards and steps of an unmodified PyTorch script, and reports them to `iterations`.
+
+How each is seen:
+- a step: torch's global hooks before and after `Optimizer.step`; a step that `GradScaler.step` skipped: by wrapping it;
+- a backward: by wrapping `torch.autograd.backward`, which `Tensor.backward` calls;
+- a forward: by torch's global forward pre-hook. Such a hook makes every submodule slower and is seen by torch.compile,
+  so it is in place only while it looks for a top-level call. When it fires it takes itself out, and inner modules run
+  at full speed. The forward's return is seen by a hook on that one module, which is there only during the call;
+- a call into compiled code: by wrapping what `torch.compile` returns, since hooks inside it run only while torch
+  compiles. (A compiled module is a module; the pre-hook sees it.)
+
+Rules: a hook returns at once while torch compiles, changes no argument and no result, and never raises: on an error in
+here everything is taken out again and `Iterations.fail` says so. A torch that lacks something is done without; it is
+said once. A module that owns nothing (a loss, a transform of the data) is not a model: its call begins no iteration.
+A boundary inside the capture of a CUDA graph is none, since the GPU may not be waited for there.
+In the child of a fork everything is taken out: the lease is the parent's.
+
+Must not know: what a lease does, sockets, memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from types import FunctionType
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch.compiler import is_compiling
+
+from salus.adaptors.iterations import NONE, TRAINING, Iterations, Outermost, is_running, say, set_installed
+
+_cuda: Any = torch.cuda
+_modules: Any = torch.nn.modules.module
+_watch: Watch | None = None
+
+
+def install(iterations: Iterations) -> None:
+    """Watch this process. A second call changes nothing until `uninstall`."""
+    global _watch
+    if _watch is not None:
+        return
+    _watch = Watch(iterations)
+    set_installed(iterations)
+    _watch.install()
+
+
+def uninstall() -> None:
+    """Take everything out again."""
+    global _watch
+    watch, _watch = _watch, None
+    set_installed(None)
+    if watch is not None:
+        watch.uninstall()
+
+
+class Watch:
+    def __init__(self, iterations: Iterations) -> None:
+        self.iterations = iterations
+        self.active = False
+        self._undo: list[Callable[[], None]] = []
+        self._steps = Outermost()
+        self._steps_taken = 0
+        self._optimizers: list[ReferenceType[Any]] = []
+        self._looking: Any = None  # torch's dictionary of forward pre-hooks
+        self._key = 0  # ours in that dictionary, and in a module's own while its call is followed
+        self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed
+        # One object for good: torch.compile guards on which hooks there are, and a new one would compile again.
+        self._pre_hook = self._before_forward
+
+    # In and out.
+
+    def install(self) -> None:
+        self.active = True
+        parts: dict[str, Callable[[], None]] = {
+            "steps": self._install_steps,
+            "forwards": self._install_forwards,
+            "new optimizers": lambda: self._wrap(torch.optim.Optimizer, "__init__", self._wrap_optimizer_init),
+            "backwards": lambda: self._wrap(torch.autograd, "backward", self._wrap_backward),
+            "skipped steps": self._install_scaler,
+            "modes": lambda: self._wrap(torch.nn.Module, "train", self._wrap_train),
+            "compiled calls": lambda: self._wrap(torch, "compile", self._wrap_compile),
+            "compile's warnings": lambda: self._wrap(_modules, "_has_any_global_hook", self._wrap_has_hooks),
+        }
+        missing: list[str] = []
+        for part, put_in in parts.items():
+            try:
+                put_in()
+            except Exception as error:
+                missing.append(f"{part} ({error})")
+        if missing:
+            say(f"this torch ({torch.__version__}) does not show everything; doing without: {', '.join(missing)}")
+        self.iterations.on_boundary = self._look
+        self.iterations.on_failure = uninstall
+        self.iterations.graph_is_alive = self._graph_is_alive
+
+    def uninstall(self) -> None:
+        self.active = False
+        self._ignore_forwards()
+        self.iterations.on_boundary = self.iterations.on_failure = None
+        while self._undo:
+            self._undo.pop()()
+
+    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        wrapped = functools.wraps(original)(wrapper(original))
+        setattr(owner, name, wrapped)
+
+        def undo() -> None:
+            # Somebody may have wrapped ours meanwhile; then it stays inside theirs and only calls on.
+            if getattr(owner, name, None) is wrapped:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+    # Forwards.
+
+    def _install_forwards(self) -> None:
+        probe = torch.nn.Module()
+        if not isinstance(probe._forward_hooks, dict) or not isinstance(probe._forward_hooks_always_called, dict):
+            raise TypeError("a module's hooks are not where they were")
+        handle = _modules.register_module_forward_pre_hook(self._pre_hook)
+        self._looking = handle.hooks_dict_ref()
+        self._key = handle.id
+        self._undo.append(handle.remove)
+
+    def _look(self) -> None:
+        """Look for the next top-level forward."""
+        if self.active and self._looking is not None:
+            self._looking[self._key] = self._pre_hook
+
+    def _ignore_forwards(self) -> None:
+        if self._looking is not None:
+            self._looking.pop(self._key, None)
+
+    def _before_forward(self, module: Any, args: Any) -> None:
+        if is_compiling() or not self.active:
+            return
+        try:
+            if not (module._parameters or module._modules or module._buffers):
+                return
+            frame = sys._getframe(1)
+            if self._forward_began(module, module.training, frame):
+                # As register_forward_hook does, for a seventh of its time. Torch looks at these after the forward ran.
+                module._forward_hooks[self._key] = _after_forward
+                module._forward_hooks_always_called[self._key] = True
+                self._calls[get_ident()] = frame.f_back
+        except Exception as error:
+            self.iterations.fail(error)
+
+    def after_forward(self, module: Any, frame: Any) -> None:
+        try:
+            # The call that was followed, and not one inside it or beside it of the same module: torch calls hooks from
+            # a function inside the call, or after an exception from the call itself. (After an interrupt it calls none:
+            # then the followed call is over, and the module's next one cleans up.)
+            call = self._calls.get(get_ident())
+            if call is None or (frame is not call and frame.f_back is not call and is_running(call, frame)):
+                return
+            del self._calls[get_ident()]
+            # After an exception torch walks the live dictionary, which may lose its last entry and no other.
+            if next(reversed(module._forward_hooks)) == self._key or frame is not call:
+                del module._forward_hooks[self._key]
+                del module._forward_hooks_always_called[self._key]
+            self._forward_ended()
+        except Exception as error:
+            self.iterations.fail(error)
+
+    def _forward_began(self, module: Any, training: bool, frame: Any) -> bool:
+        followed = self.iterations.forward(module, training, torch.is_grad_enabled(), self._steps.running(frame))
+        self._ignore_forwards()
+        if self.iterations.kind is NONE:
+            self._look()  # another thread ended it meanwhile
+        return followed
+
+    def _forward_ended(self) -> None:
+        self.iterations.returned()
+        if self.iterations.kind is TRAINING:
+            self._look()
+
+    def _graph_is_alive(self) -> bool:
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                optimizers = [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+                return not optimizers or any(
+                    parameter.requires_grad and _reached_by_graph(parameter)
+                    for optimizer in optimizers
+                    for group in optimizer.param_groups
+                    for parameter in group["params"]
+                )
+        except Exception:
+            return True  # a parameter of a kind that we do not know
+
+    def _wrap_train(self, original: Any) -> Any:
+        def train(module: Any, mode: bool = True) -> Any:
+            # After a forward nothing is looked for until its backward, but an evaluation may come instead.
+            if not mode and not is_compiling() and self.iterations.kind is TRAINING:
+                self._look()
+            return original(module, mode)
+
+        return train
+
+    # Compiled code.
+
+    def _wrap_compile(self, original: Any) -> Any:
+        def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+            compiled = original(model, *args, **kwargs)
+            # Without a model it is a decorator, which comes back here with one.
+            if model is None or not self.active or not isinstance(compiled, FunctionType):
+                return compiled
+            return self._wrap_compiled(model, compiled)
+
+        return compile
+
+    def _wrap_compiled(self, model: Any, compiled: Any) -> Any:
+        owner = getattr(model, "__self__", None)
+        if isinstance(owner, torch.optim.Optimizer):
+            began: Callable[[], bool] = self.iterations.step_began
+            ended: Callable[[], None] = functools.partial(self._compiled_step_ended, ref(owner))
+        else:
+            module = owner if isinstance(owner, torch.nn.Module) else None
+            began = functools.partial(self._compiled_forward_began, None if module is None else ref(module), compiled)
+            ended = self._forward_ended
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # Only the call that comes first in an iteration, or is a step, is of interest.
+            if is_compiling() or not self.active or not self._guarded(began):
+                return compiled(*args, **kwargs)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                self._guarded(ended)
+
+        return call
+
+    def _compiled_forward_began(self, module_ref: ReferenceType[Any] | None, compiled: Any) -> bool:
+        if self._looking is not None and self._key not in self._looking:
+            return False
+        module = compiled if module_ref is None else module_ref()
+        return self._forward_began(module, getattr(module, "training", True), sys._getframe(1))
+
+    def _compiled_step_ended(self, optimizer: ReferenceType[Any]) -> None:
+        stepped = optimizer()
+        if stepped is not None and not _capturing():
+            self.iterations.step_ended(stepped)
+
+    def _wrap_has_hooks(self, original: Any) -> Any:
+        def has_any_global_hook() -> bool:
+            """As torch's own, but for ours: torch.compile would warn that it fires twice, which it does not."""
+            if is_compiling() or self._looking is None or self._key not in self._looking:
+                return bool(original())
+            self._ignore_forwards()
+            try:
+                return bool(original())
+            finally:
+                self._look()
+
+        return has_any_global_hook
+
+    # Backwards.
+
+    def _wrap_backward(self, original: Any) -> Any:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self.active:
+                return original(*args, **kwargs)
+            self._guarded(self.iterations.backward_began)
+            kept = True
+            try:
+                result = original(*args, **kwargs)
+                # (tensors, grad_tensors, retain_graph, create_graph): a graph that is kept may be run through again.
+                kept = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
+                return result
+            finally:
+                self._guarded(self._backward_ended, not kept)
+
+        return backward
+
+    def _backward_ended(self, graph_is_gone: bool) -> None:
+        self.iterations.backward_ended(graph_is_gone)
+        if self.iterations.kind is TRAINING:
+            self._look()
+
+    # Steps.
+
+    def _install_steps(self) -> None:
+        from torch.optim import optimizer as hooks
+
+        for handle in (
+            hooks.register_optimizer_step_pre_hook(self._before_step),
+            hooks.register_optimizer_step_post_hook(self._after_step),
+        ):
+            self._undo.append(functools.partial(self._remove_step_hook, handle))
+
+    def _remove_step_hook(self, handle: Any) -> None:
+        # Torch walks the live dictionary. If we failed in a step, only the last entry may go; another stays, inactive.
+        if not self.iterations.failed or next(reversed(handle.hooks_dict_ref()), None) == handle.id:
+            handle.remove()
+
+    def _wrap_optimizer_init(self, original: Any) -> Any:
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self.iterations.has_optimizer = True
+            self._optimizers = [known for known in self._optimizers if known() is not None]
+            self._optimizers.append(ref(optimizer))
+            original(optimizer, *args, **kwargs)
+
+        return __init__
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_compiling() or not self.active:
+            return
+        try:
+            # The frame that calls both hooks is the step's own; one inside it is a subclass that calls super().step().
+            if self._steps.enter(sys._getframe(1)):
+                self.iterations.step_began()
+        except Exception as error:
+            self.iterations.fail(error)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_compiling() or not self.active:
+            return
+        try:
+            if self._steps.leave(sys._getframe(1)):
+                self._steps_taken += 1
+                if not _capturing():
+                    self.iterations.step_ended(optimizer)
+        except Exception as error:
+            self.iterations.fail(error)
+
+    def _install_scaler(self) -> None:
+        from torch.amp.grad_scaler import GradScaler
+
+        self._wrap(GradScaler, "step", self._wrap_scaler_step)
+        self._wrap(GradScaler, "update", self._wrap_scaler_update)
+
+    def _wrap_scaler_step(self, original: Any) -> Any:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._steps_taken
+            result = original(scaler, optimizer, *args, **kwargs)
+            if self.active and self._steps_taken == before and not is_compiling():
+                self._guarded(self.iterations.step_ended, optimizer)
+            return result
+
+        return step
+
+    def _wrap_scaler_update(self, original: Any) -> Any:
+        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scaler, *args, **kwargs)
+            if self.active and not is_compiling() and not _capturing():
+                self._guarded(self.iterations.scaler_updated)
+            return result
+
+        return update
+
+    def _guarded(self, report: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return report(*args)
+        except Exception as error:
+            self.iterations.fail(error)
+            return None
+
+
+def _after_forward(module: Any, _args: Any, _result: Any) -> None:
+    """The hook on one module during one call. A plain function, so that the module can still be copied and pickled."""
+    if _watch is not None and not is_compiling():
+        _watch.after_forward(module, sys._getframe(1))
+
+
+class _Token:
+    __slots__ = ("__weakref__",)
+
+
+def _reached_by_graph(parameter: Any) -> bool:
+    """Is a graph alive through which a backward would reach this parameter?
+
+    All such graphs share one node, which lives as long as the last of them. What we hang on it (on its metadata, where
+    anomaly detection keeps notes) dies at once if there is none.
+    """
+    node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
+    token = _Token()
+    node.metadata["salus"] = token
+    alive = ref(token)
+    del node, token
+    return alive() is not None
+
+
+def _capturing() -> bool:
+    return bool(_cuda.is_initialized() and _cuda.is_current_stream_capturing())
+
+
+def _after_fork() -> None:
+    if _watch is not None:
+        _watch.iterations.forget_lock()
+        uninstall()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,137 @@
+"""`salus run` and `salus submit`: a command becomes a job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from salus.client import launch
+from salus.errors import RequestRejected
+from salus.paths import make_private, state_dir
+from salus.protocol.messages import Register
+from salus.units import parse_bytes, parse_duration
+
+T = TypeVar("T")
+
+Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command, unchanged.")]
+Name = Annotated[str | None, typer.Option(help="What to call the job. Default: the script's name.")]
+Priority = Annotated[int, typer.Option(help="Larger is more urgent, under the policy priority.")]
+Weight = Annotated[float, typer.Option(help="Share of the device under the policy fair.")]
+Iterations = Annotated[int | None, typer.Option(min=1, help="How many iterations the job will do.")]
+Duration = Annotated[str | None, typer.Option(metavar="TIME", help="Device time the whole job needs alone, like 30m.")]
+Persistent = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that lives across iterations, like 2GiB.")]
+Ephemeral = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that lives within an iteration.")]
+
+
+def run(
+    command: Command,
+    name: Name = None,
+    priority: Priority = 0,
+    weight: Weight = 1.0,
+    iterations: Iterations = None,
+    duration: Duration = None,
+    persistent: Persistent = None,
+    ephemeral: Ephemeral = None,
+) -> None:
+    """Run a command as a job that shares the device. Input, output, signals and exit status pass through.
+
+    Example: `salus run -- python train.py`
+    Example: `salus run --name big --weight 2 --ephemeral 4GiB -- python train.py --epochs 3`
+    """
+    asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral)
+    raise typer.Exit(launch.run(asked))
+
+
+def submit(
+    command: Command,
+    name: Name = None,
+    priority: Priority = 0,
+    weight: Weight = 1.0,
+    iterations: Iterations = None,
+    duration: Duration = None,
+    persistent: Persistent = None,
+    ephemeral: Ephemeral = None,
+) -> None:
+    """Run a command as a job in the background. Prints its id; its output is kept for `salus logs`.
+
+    Example: `salus submit --name night -- python train.py`
+    """
+    outputs = make_private(state_dir() / "output")
+    log = outputs / f"{os.getpid()}-{os.urandom(4).hex()}.log"
+    asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, str(log))
+    # A process of its own session stays with the job, whatever becomes of this terminal.
+    code = "import sys, json; from salus.cli.run import supervise; sys.exit(supervise(json.loads(sys.argv[1])))"
+    import json
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(asked.__dict__)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    job_id = process.stdout.readline().strip()
+    if not job_id:
+        raise RequestRejected(process.stderr.read().strip().removeprefix("salus: ") or "the job could not be started")
+    typer.echo(job_id)
+
+
+def supervise(asked: dict[str, object]) -> int:
+    """What stays with a submitted job until its end."""
+    from salus.errors import SalusError
+
+    try:
+        return launch.run(Register(**asked), announce=True)  # type: ignore[arg-type]
+    except SalusError as error:
+        print(f"salus: {error}", file=sys.stderr)
+        return 2
+
+
+def _ask(
+    command: list[str],
+    name: str | None,
+    priority: int,
+    weight: float,
+    iterations: int | None,
+    duration: str | None,
+    persistent: str | None,
+    ephemeral: str | None,
+    log: str | None = None,
+) -> Register:
+    if weight <= 0:
+        raise RequestRejected(f"--weight: {weight} is out of range; expected a number above 0")
+    return Register(
+        name=name if name is not None else _name(command),
+        command=command,
+        directory=os.getcwd(),
+        priority=priority,
+        weight=weight,
+        iterations=iterations,
+        duration_s=_option("--duration", parse_duration, duration),
+        persistent_bytes=_option("--persistent", parse_bytes, persistent),
+        ephemeral_bytes=_option("--ephemeral", parse_bytes, ephemeral),
+        log=log,
+    )
+
+
+def _name(command: list[str]) -> str:
+    """`python -u train.py --lr 1` is train."""
+    script = next((word for word in command[1:] if word.endswith(".py")), command[0])
+    return Path(script).stem or command[0]
+
+
+def _option(option: str, parse: Callable[[str], T], text: str | None) -> T | None:
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except RequestRejected as error:
+        raise RequestRejected(f"{option}: {error}") from None

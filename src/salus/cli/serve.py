@@ -1,0 +1,64 @@
+"""`salus serve`: the service, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Annotated
+
+import typer
+
+from salus.core.model import GpuConfig
+from salus.errors import RequestRejected
+from salus.paths import socket_path, state_dir
+from salus.units import format_bytes, parse_bytes, parse_duration
+
+
+def serve(
+    policy: Annotated[str, typer.Option(help="Who runs when; see salus policy.")] = "fair",
+    quantum: Annotated[
+        str, typer.Option(metavar="TIME", help="A lease lasts at least this long; 0 switches at every boundary.")
+    ] = "20ms",
+    capacity: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory to share. Default: all the device has.")
+    ] = None,
+    journal: Annotated[bool, typer.Option(help="Keep a journal of every decision, for salus replay.")] = True,
+    on_stop: Annotated[
+        str, typer.Option(metavar="release|drain", help="What SIGTERM does: jobs go on unmanaged, or are waited for.")
+    ] = "release",
+    linger: Annotated[bool, typer.Option("--linger", help="End when the last job has.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens.")] = False,
+) -> None:
+    """Run the service that shares the device. `salus run` starts one by itself when there is none.
+
+    Example: `salus serve --policy srtf --quantum 50ms`
+    """
+    from salus.service.server import Options, Server
+
+    if on_stop not in ("release", "drain"):
+        raise RequestRejected(f"--on-stop: {on_stop!r} is not understood; expected release or drain")
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="salus: %(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size = parse_bytes(capacity) if capacity is not None else memory
+    if size == 0:
+        raise RequestRejected("--capacity: 0 is nothing to share; write it like 16GiB")
+    options = Options(
+        socket=socket_path(),
+        state=state_dir(),
+        config=GpuConfig(capacity_bytes=size, quantum_s=parse_duration(quantum)),
+        policy=policy,
+        journal=journal,
+        linger=linger,
+        on_stop=on_stop,
+    )
+
+    def started() -> None:
+        typer.echo(f"salus: serves on {options.socket}: {format_bytes(size)}, policy {policy}", err=True)
+
+    async def serve_until_told() -> int:
+        return await Server(options).run(started)
+
+    raise typer.Exit(asyncio.run(serve_until_told()))

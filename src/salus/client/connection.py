@@ -1,0 +1,87 @@
+"""The client's end of the socket: packets out and in, one at a time, blocking."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import socket
+from pathlib import Path
+from typing import Any
+
+from salus import __version__
+from salus.errors import ServiceUnavailable
+from salus.protocol import messages as msg
+from salus.protocol.errors import to_error
+
+
+class ServiceConnection:
+    def __init__(self, path: Path, timeout_s: float | None = 10.0) -> None:
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock.settimeout(timeout_s)
+        try:
+            self._sock.connect(str(path))
+        except OSError as error:
+            self._sock.close()
+            raise ServiceUnavailable(
+                f"there is no service at {path} ({error.strerror}); start one: salus serve"
+            ) from None
+        self.welcome: msg.Welcome = self.request(msg.Hello(msg.VERSION, __version__))
+
+    def send(self, message: msg.Message) -> None:
+        try:
+            self._sock.send(msg.encode(message))
+        except OSError as error:
+            raise ServiceUnavailable(f"the service is gone ({error.strerror})") from None
+
+    def receive(self) -> tuple[msg.Message, list[int]]:
+        """The next message, with the descriptors that came along. Raises what the service reports as an error."""
+        try:
+            packet, ancillary, _, _ = self._sock.recvmsg(
+                msg.MAX_PACKET_BYTES, socket.CMSG_SPACE(4 * msg.MAX_DESCRIPTORS)
+            )
+        except OSError as error:
+            raise ServiceUnavailable(f"the service does not answer ({error.strerror or 'timed out'})") from None
+        descriptors = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+        if not packet:
+            raise ServiceUnavailable("the service is gone")
+        message = msg.decode(packet, msg.FROM_SERVICE)
+        if isinstance(message, msg.Failed):
+            raise to_error(message)
+        return message, list(descriptors)
+
+    def request(self, message: msg.Message) -> Any:
+        """Sends, and gives back the answer."""
+        self.send(message)
+        return self.receive()[0]
+
+    def jobs(self, everything: bool = False) -> list[dict[str, Any]]:
+        self.send(msg.ListJobs(everything))
+        rows: list[dict[str, Any]] = []
+        while True:
+            part = self.receive()[0]
+            rows += part.jobs
+            if not part.more:
+                return rows
+
+    def wait_for_ever(self) -> None:
+        """From now on a receive blocks until something comes."""
+        self._sock.settimeout(None)
+
+    def close(self) -> None:
+        # A thread that is blocked in a receive wakes up from this, and not from a plain close.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def close_in_child(self) -> None:
+        """After a fork: lets go of our copy, and leaves the parent's connection alone."""
+        self._sock.close()
+
+    def __enter__(self) -> ServiceConnection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

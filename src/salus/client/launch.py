@@ -1,0 +1,131 @@
+"""Starts a job: registers it, prepares its environment, passes everything through, reports its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from salus.client.connection import ServiceConnection
+from salus.client.lease import say
+from salus.errors import RequestRejected, SalusError, ServiceUnavailable
+from salus.paths import socket_path, state_dir
+from salus.protocol import messages as msg
+
+START_TIMEOUT_S = 10.0
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGQUIT)
+
+
+def connect(*, start: bool, timeout_s: float | None = 10.0) -> ServiceConnection:
+    """A connection to the user's service. With `start`, one is started if there is none; it ends with its last job."""
+    path = socket_path()
+    try:
+        return ServiceConnection(path, timeout_s)
+    except ServiceUnavailable:
+        if not start:
+            raise
+    log = _start_service(path)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            return ServiceConnection(path, timeout_s)
+        except ServiceUnavailable:
+            time.sleep(0.02)
+    raise ServiceUnavailable(f"a service was started and does not answer; see {log}")
+
+
+def _start_service(path: Path) -> Path:
+    log = state_dir() / "service.log"
+    try:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            command = [sys.executable, "-m", "salus", "serve", "--linger"]
+            environment = {**os.environ, "SALUS_SOCKET": str(path)}
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=environment
+            )
+    except OSError as error:
+        raise RequestRejected(
+            f"{log}: cannot be written ({error.strerror}); set SALUS_STATE_DIR to a folder of yours"
+        ) from None
+    return log
+
+
+def environment_for(job: msg.Registered, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which the adaptor loads by itself, in the process and in its children."""
+    bootstrap = str(Path(__file__).parent.parent / "adaptors" / "bootstrap")
+    others = [entry for entry in base.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != bootstrap]
+    return {
+        **base,
+        "PYTHONPATH": os.pathsep.join([bootstrap, *others]),
+        "SALUS_SOCKET": str(socket_path()),
+        "SALUS_JOB": job.job_id,
+        "SALUS_TOKEN": job.token,
+    }
+
+
+def run(asked: msg.Register, *, announce: bool = False) -> int:
+    """Runs a job to its end and gives back its exit status, as a shell would: 128 and the signal that killed it."""
+    connection = connect(start=True)
+    job: msg.Registered = connection.request(asked)
+    connection.wait_for_ever()
+    if announce:
+        print(job.job_id, flush=True)
+    output = None
+    if asked.log is not None:
+        output = Path(asked.log).open("ab")  # noqa: SIM115 - the child writes to it until it ends
+    try:
+        process = subprocess.Popen(asked.command, env=environment_for(job, os.environ), stdout=output, stderr=output)
+    except OSError as error:
+        connection.send(msg.Finished(127))
+        connection.close()
+        raise RequestRejected(f"{asked.command[0]}: cannot be run ({error.strerror})") from None
+    listener = threading.Thread(target=_listen, args=(connection, process, job.job_id), daemon=True)
+    listener.start()
+    status = _wait(process)
+    try:
+        connection.send(msg.Finished(status))
+        # The answer goes to the listener; when it is there, the service knows, and `salus ps` tells the truth.
+        listener.join(timeout=2.0)
+    except SalusError:
+        pass
+    connection.close()
+    return status if status >= 0 else 128 - status
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Waits for the job and passes signals on. Ctrl-C reaches the job by itself: it is in the same foreground group."""
+
+    def pass_on(number: int, _frame: object) -> None:
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listen(connection: ServiceConnection, process: subprocess.Popen[bytes], job_id: str) -> None:
+    """What the service has to say to the launcher, until it confirms the end."""
+    try:
+        while True:
+            message, _ = connection.receive()
+            match message:
+                case msg.Queued(_, text, position, queue_length):
+                    say(f"job {job_id} waits for memory, {position} of {queue_length} in the queue: {text}")
+                case msg.Admitted():
+                    say(f"job {job_id} has its memory")
+                case msg.Terminate(force):
+                    process.send_signal(signal.SIGKILL if force else signal.SIGTERM)
+                case msg.Done() | msg.Farewell():
+                    return
+    except (SalusError, OSError):
+        return

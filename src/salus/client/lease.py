@@ -1,0 +1,233 @@
+"""The lease of a job, inside its process.
+
+`begin` and `end` stand around every iteration. While nobody else wants the device they are a few loads and stores on
+the shared page: no message, no system call. When the service sets the revoke flag, the job yields at its next boundary
+and blocks at its next iteration until a lease comes, which an eventfd announces.
+
+A job that sits between iterations gives its lease up without the main thread's help: a helper thread, which sleeps in a
+receive, is told when somebody else waits, and yields for the main thread if that does not come along within a moment.
+
+It never exits the process, never prints to stdout, never raises into the user's code. If the service is gone or never
+was, it says so once on stderr and the job runs unmanaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from pathlib import Path
+
+from salus.client.connection import ServiceConnection
+from salus.errors import SalusError
+from salus.protocol import messages as msg
+from salus.protocol.page import MAGIC, JobState, Page, Word
+
+MOMENT_S = 0.003
+"""How long a job may sit between iterations while somebody else waits, before the helper yields for it."""
+
+_REVOKE, _CONTENDED, _GRANTS, _STATE = (int(w) for w in (Word.REVOKE, Word.CONTENDED, Word.GRANTS, Word.STATE))
+_ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES = (
+    int(Word.ITERATIONS),
+    int(Word.BUSY_NS),
+    int(Word.BEGAN_NS),
+    int(Word.BOUNDARIES),
+)
+_BETWEEN, _ITERATING, _WAITING = int(JobState.BETWEEN), int(JobState.ITERATING), int(JobState.WAITING)
+_now_ns = time.monotonic_ns
+
+
+class Lease:
+    """The lease of this process. It attaches to the service when the first iteration begins, not before."""
+
+    def __init__(self, socket_path: Path, job_id: str, token: str) -> None:
+        self._socket_path, self._job_id, self._token = socket_path, job_id, token
+        self._lock = threading.Lock()
+        """Guards everything below, between the thread that iterates and the helper."""
+        self._attached = False
+        self._managed = True
+        self._holding = False
+        self._asked = False
+        """The service knows that we want a lease."""
+        self._taken = 0
+        """Grants that were used up."""
+        self._ended_ns = 0
+        """When the last iteration did."""
+        self._words = memoryview(bytearray(4096)).cast("Q")
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    # Around every iteration.
+
+    def begin(self) -> None:
+        """An iteration starts: returns when the job may run."""
+        words = self._words
+        with self._lock:
+            if self._holding and not words[_REVOKE]:
+                words[_STATE] = _ITERATING
+                words[_BEGAN] = _now_ns()
+                return
+        if self._managed:
+            self._take()
+
+    def end(self, iterations: int = 1) -> None:
+        """A boundary: nothing of this job is alive in its lane."""
+        words = self._words
+        with self._lock:
+            began = words[_BEGAN]
+            # In this order; `Page.used` counts on it.
+            words[_BEGAN] = 0
+            self._ended_ns = _now_ns()
+            if began:
+                words[_BUSY] += self._ended_ns - began
+            words[_ITERATIONS] += iterations
+            words[_BOUNDARIES] += 1
+            words[_STATE] = _BETWEEN
+            if self._holding and words[_REVOKE]:
+                self._yield(wants_more=True)
+
+    # Taking and giving up; with the lock held, but for `_take`.
+
+    def _take(self) -> None:
+        """Blocks until there is a lease, or no service."""
+        with self._lock:
+            if not self._attached and not self._attach():
+                return
+            if self._holding:
+                # Revoked since the last boundary: this is one too.
+                self._yield(wants_more=True)
+            self._words[_STATE] = _WAITING
+            if self._managed and not self._asked:
+                self._asked = True
+                self._send(msg.Ready())
+        while self._managed:
+            self._poll.poll()
+            with self._lock:
+                if self._accept_grant():
+                    self._words[_STATE] = _ITERATING
+                    self._words[_BEGAN] = _now_ns()
+                    return
+
+    def _accept_grant(self) -> bool:
+        try:
+            os.eventfd_read(self._grant_event)
+        except (BlockingIOError, OSError):
+            return False
+        if self._words[_GRANTS] <= self._taken:
+            return False
+        self._taken = self._words[_GRANTS]
+        self._holding, self._asked = True, False
+        return True
+
+    def _yield(self, *, wants_more: bool) -> None:
+        self._holding = False
+        self._asked = wants_more
+        self._send(msg.Yielded(wants_more))
+
+    # The service.
+
+    def _attach(self) -> bool:
+        try:
+            connection = ServiceConnection(self._socket_path)
+            connection.send(msg.Attach(self._job_id, self._token))
+            _, (page, grant_event) = connection.receive()
+            os.set_blocking(grant_event, False)
+            self._words = Page(page).words
+            os.close(page)
+            if self._words[Word.MAGIC] != MAGIC:
+                raise SalusError(
+                    "the service has another layout of the shared page; install the same version on both sides"
+                )
+        except (SalusError, OSError, ValueError) as error:
+            self._go_unmanaged(str(error))
+            return False
+        connection.wait_for_ever()
+        self._connection, self._grant_event = connection, grant_event
+        self._lost_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(grant_event, select.POLLIN)
+        self._poll.register(self._lost_event, select.POLLIN)
+        self._attached = True
+        threading.Thread(target=self._listen, args=(connection,), name="salus", daemon=True).start()
+        return True
+
+    def _listen(self, connection: ServiceConnection) -> None:
+        """The helper thread."""
+        try:
+            while True:
+                message, _ = connection.receive()
+                if isinstance(message, msg.Farewell):
+                    raise SalusError("the service has ended")
+                while self._managed and (self._words[_REVOKE] or self._words[_CONTENDED]):
+                    time.sleep(MOMENT_S)
+                    with self._lock:
+                        if self._give_up_if_idle():
+                            break
+        except (SalusError, OSError) as error:
+            if connection is self._connection:
+                self._go_unmanaged(str(error))
+        except Exception as error:  # whatever it is, it must not end up in the user's output as a traceback
+            self._go_unmanaged(f"{type(error).__name__}: {error}")
+
+    def _give_up_if_idle(self) -> bool:
+        """True when there is no lease to give up, now or any more."""
+        words = self._words
+        if words[_STATE] == _WAITING:
+            return True
+        if words[_STATE] == _ITERATING or _now_ns() - self._ended_ns < MOMENT_S * 1e9:
+            return False
+        if not self._holding:
+            # A lease may have come for which the main thread had asked in advance, and has not come to fetch.
+            self._accept_grant()
+        if self._holding:
+            self._yield(wants_more=False)
+        return True
+
+    def _send(self, message: msg.Message) -> None:
+        try:
+            self._connection.send(message)
+        except SalusError as error:
+            self._go_unmanaged(str(error))
+
+    def _go_unmanaged(self, why: str) -> None:
+        if not self._managed:
+            return
+        self._managed = False
+        self._holding = True
+        """For good: `begin` takes its short way from now on."""
+        self._words = memoryview(bytearray(4096)).cast("Q")
+        say(f"{why}; job {self._job_id} goes on unmanaged")
+        if self._attached:
+            os.eventfd_write(self._lost_event, 1)
+
+    def _after_fork(self) -> None:
+        """In a child: helper thread and lease stayed with the parent. It attaches if it uses the device itself."""
+        self._lock = threading.Lock()
+        if self._attached:
+            self._connection.close_in_child()
+            os.close(self._grant_event)
+            os.close(self._lost_event)
+        self._attached = self._holding = self._asked = False
+        self._managed = True
+        self._taken = 0
+        self._words = memoryview(bytearray(4096)).cast("Q")
+
+
+_of_this_process: Lease | None = None
+
+
+def of_this_process() -> Lease | None:
+    """The lease of the job this process belongs to, by its environment; None outside of Salus."""
+    global _of_this_process
+    job_id, token, path = (os.environ.get(name) for name in ("SALUS_JOB", "SALUS_TOKEN", "SALUS_SOCKET"))
+    if _of_this_process is None and job_id and token and path:
+        _of_this_process = Lease(Path(path), job_id, token)
+    return _of_this_process
+
+
+def say(line: str) -> None:
+    """One line on stderr; a stderr that is closed is no reason to fail."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"salus: {line}", file=sys.stderr, flush=True)

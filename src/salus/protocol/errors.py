@@ -1,0 +1,46 @@
+"""Errors across the wire: a stable code, and the same class again on the other side."""
+
+from __future__ import annotations
+
+from salus.errors import InvariantBroken, RequestRejected, SalusError, ServiceUnavailable
+from salus.protocol.messages import VERSION, Failed, ProtocolError
+
+
+class VersionMismatch(ServiceUnavailable):
+    """Client and service speak different versions of the protocol."""
+
+    code = "version-mismatch"
+
+
+class NoSuchJob(RequestRejected):
+    code = "no-such-job"
+
+
+_CLASSES: dict[str, type[SalusError]] = {
+    error.code: error
+    for error in (
+        SalusError,
+        RequestRejected,
+        ServiceUnavailable,
+        InvariantBroken,
+        ProtocolError,
+        VersionMismatch,
+        NoSuchJob,
+    )
+}
+
+
+def to_message(error: SalusError) -> Failed:
+    return Failed(error.code, str(error)[:4000])
+
+
+def to_error(message: Failed) -> SalusError:
+    """An unknown code, from a newer service, is still an error of ours."""
+    return _CLASSES.get(message.code, SalusError)(message.message)
+
+
+def version_mismatch(theirs: int, their_salus: str, our_salus: str) -> VersionMismatch:
+    return VersionMismatch(
+        f"this is Salus {their_salus} (protocol {theirs}) and the service is Salus {our_salus} (protocol {VERSION}); "
+        "install the same version on both sides, or restart the service: salus serve"
+    )

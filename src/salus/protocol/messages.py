@@ -1,0 +1,304 @@
+"""Messages: one JSON object a packet.
+
+Each message is a small dataclass; its fields are its schema. Decoding is strict: an unknown type or field, a missing
+field, a value of the wrong type or a packet over the limit is a `ProtocolError`, which ends that connection and nothing
+else. Whose message it is, is never a field: the kernel tells (SO_PEERCRED).
+
+The first message of a client is `Hello` with its version. A service of another version says so plainly.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from salus.errors import SalusError
+
+VERSION = 1
+MAX_PACKET_BYTES = 64 * 1024
+MAX_DESCRIPTORS = 4
+JOBS_IN_A_PACKET = 40
+"""A list of jobs is sent in parts, so that no packet grows with their number."""
+
+
+class ProtocolError(SalusError):
+    """The peer broke the protocol. The connection is over."""
+
+    code = "protocol-error"
+
+
+# From a client.
+
+
+@dataclass(frozen=True)
+class Hello:
+    version: int
+    salus: str
+
+
+@dataclass(frozen=True)
+class Register:
+    """A launcher announces a job. None is: not known."""
+
+    name: str
+    command: list[str]
+    directory: str
+    priority: int = 0
+    weight: float = 1.0
+    iterations: int | None = None
+    duration_s: float | None = None
+    persistent_bytes: int | None = None
+    ephemeral_bytes: int | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True)
+class Attach:
+    """A process of a job wants to use the device. The token came to it through its environment."""
+
+    job_id: str
+    token: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The process waits for a lease. What it used so far is on the shared page."""
+
+
+@dataclass(frozen=True)
+class Yielded:
+    """The process stopped at a boundary and gave its lease up; it will ask when it wants to go on."""
+
+    wants_more: bool
+    """It stands at the door for the next lease already."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """From the launcher: the job's process ended, with this status (negative: the signal that killed it)."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class ListJobs:
+    everything: bool = False
+    """Also jobs that have ended."""
+
+
+@dataclass(frozen=True)
+class GetStatus:
+    pass
+
+
+@dataclass(frozen=True)
+class CancelJob:
+    job_id: str
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class AwaitJob:
+    """Answered with `Ended` when the job has ended."""
+
+    job_id: str
+
+
+@dataclass(frozen=True)
+class SetPolicy:
+    policy: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The service is to end; with `drain` when its last job has."""
+
+    drain: bool = False
+
+
+# From the service.
+
+
+@dataclass(frozen=True)
+class Welcome:
+    version: int
+    salus: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Registered:
+    job_id: str
+    token: str
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Comes with two descriptors: the shared page, and the event that announces a lease."""
+
+    job_id: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """Wakes the job's helper thread: a flag on the shared page has been set."""
+
+
+@dataclass(frozen=True)
+class Queued:
+    """To the launcher: why the job waits for memory, and where in the queue."""
+
+    reason: str
+    text: str
+    position: int
+    queue_length: int
+
+
+@dataclass(frozen=True)
+class Admitted:
+    pass
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """To the launcher: the job was cancelled; end its process."""
+
+    force: bool
+
+
+@dataclass(frozen=True)
+class Jobs:
+    jobs: list[dict[str, Any]]
+    more: bool = False
+
+
+@dataclass(frozen=True)
+class Status:
+    status: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ended:
+    job_id: str
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class Done:
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Becomes the same exception on the other side; see `errors`."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """The service ends; jobs go on without it."""
+
+
+FROM_CLIENT = (
+    Hello,
+    Register,
+    Attach,
+    Ready,
+    Yielded,
+    Finished,
+    ListJobs,
+    GetStatus,
+    CancelJob,
+    AwaitJob,
+    SetPolicy,
+    Stop,
+)
+FROM_SERVICE = (
+    Welcome,
+    Registered,
+    Attached,
+    Look,
+    Queued,
+    Admitted,
+    Terminate,
+    Jobs,
+    Status,
+    Ended,
+    Done,
+    Failed,
+    Farewell,
+)
+Message = Any
+"""One of the classes above."""
+
+
+def encode(message: Message) -> bytes:
+    kind = _name(type(message))
+    body = {"type": kind, **{part.name: getattr(message, part.name) for part in fields(message)}}
+    packet = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    if len(packet) > MAX_PACKET_BYTES:
+        raise ProtocolError(f"a {kind} message of {len(packet)} bytes is over the limit of {MAX_PACKET_BYTES}")
+    return packet
+
+
+def decode(packet: bytes, known: tuple[type, ...]) -> Message:
+    """The message in a packet, if it is one of the known ones and right in every part."""
+    if len(packet) > MAX_PACKET_BYTES:
+        raise ProtocolError(f"a packet of over {MAX_PACKET_BYTES} bytes")
+    try:
+        body = json.loads(packet)
+    except (ValueError, RecursionError):
+        raise ProtocolError("a packet that is not JSON") from None
+    if not isinstance(body, dict):
+        raise ProtocolError("a packet that is not a JSON object")
+    kind = body.pop("type", None)
+    schema = _SCHEMAS.get(kind) if isinstance(kind, str) else None
+    if schema is None or schema.message not in known:
+        raise ProtocolError(f"a message of unknown type {kind!r:.60}")
+    return schema.build(body)
+
+
+def _name(message: type) -> str:
+    """The type as it stands in a packet: `SetPolicy` is `set-policy`."""
+    return "".join("-" + letter.lower() if letter.isupper() else letter for letter in message.__name__).lstrip("-")
+
+
+@dataclass(frozen=True)
+class _Schema:
+    message: type
+    kinds: dict[str, tuple[type, ...]] = field(default_factory=dict)
+    """The types that each field may have."""
+    needed: frozenset[str] = frozenset()
+
+    def build(self, body: dict[str, Any]) -> Message:
+        name = _name(self.message)
+        for key, value in body.items():
+            allowed = self.kinds.get(key)
+            if allowed is None:
+                raise ProtocolError(f"{name}: unknown field {key!r:.60}")
+            # A bool is an int to Python, and not to us; an int will do for a float.
+            right = type(value) in allowed or (type(value) is int and float in allowed)
+            if not right or (
+                allowed == (list,) and self.message is Register and not all(type(v) is str for v in value)
+            ):
+                raise ProtocolError(f"{name}: field {key} is of the wrong type")
+        missing = self.needed - body.keys()
+        if missing:
+            raise ProtocolError(f"{name}: field {min(missing)} is missing")
+        return self.message(**body)
+
+
+def _schema(message: type) -> _Schema:
+    hints = get_type_hints(message)
+    kinds: dict[str, tuple[type, ...]] = {}
+    for key, hint in hints.items():
+        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        kinds[key] = tuple(get_origin(part) or part for part in parts)
+    return _Schema(message, kinds, frozenset(part.name for part in fields(message) if part.default is MISSING))
+
+
+_SCHEMAS = {_name(message): _schema(message) for message in (*FROM_CLIENT, *FROM_SERVICE)}

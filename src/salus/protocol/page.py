@@ -1,0 +1,70 @@
+"""The page that a job and the service share: one writer for each word, no lock, no system call.
+
+64-bit words in a memfd. The service writes the revoke flag; the job writes its state and its counters. So an
+uncontended boundary is a few stores and a load, and telemetry costs no message.
+A word is 8 bytes and aligned, so that a reader sees the old or the new value and nothing between.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import IntEnum
+
+SIZE_BYTES = 4096
+MAGIC = 0x53414C5553000001
+
+
+class Word(IntEnum):
+    MAGIC = 0
+    # Written by the service.
+    REVOKE = 1
+    CONTENDED = 3
+    """Somebody else waits: a job that sits between iterations should not keep its lease."""
+    GRANTS = 2
+    """Leases granted so far. The job compares it with its own count before it believes in a grant."""
+    # Written by the job.
+    STATE = 8
+    ITERATIONS = 9
+    BUSY_NS = 10
+    """Time spent in iterations that have ended."""
+    BEGAN_NS = 11
+    """When the iteration that runs began, on CLOCK_MONOTONIC; 0 between iterations."""
+    BOUNDARIES = 12
+
+
+class JobState(IntEnum):
+    STARTING = 0
+    BETWEEN = 1
+    ITERATING = 2
+    WAITING = 3
+
+
+class Page:
+    """One side's view of the page."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._map = mmap.mmap(descriptor, SIZE_BYTES)
+        self.words = memoryview(self._map).cast("Q")
+
+    @classmethod
+    def create(cls) -> tuple[Page, int]:
+        """A new page, and the descriptor to hand to the job."""
+        descriptor = os.memfd_create("salus-page", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, SIZE_BYTES)
+        page = cls(descriptor)
+        page.words[Word.MAGIC] = MAGIC
+        return page, descriptor
+
+    def used(self, now_ns: int) -> tuple[int, int]:
+        """Iterations that have ended, and nanoseconds on the device up to now."""
+        words = self.words
+        # In this order: the job clears BEGAN_NS before it adds to BUSY_NS, so an iteration that ends between the two
+        # reads is counted too late, never twice.
+        busy = words[Word.BUSY_NS]
+        began = words[Word.BEGAN_NS]
+        return words[Word.ITERATIONS], busy + (max(0, now_ns - began) if began else 0)
+
+    def close(self) -> None:
+        self.words.release()
+        self._map.close()

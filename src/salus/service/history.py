@@ -1,0 +1,82 @@
+"""What commands used when they ran before, in SQLite: a command that was seen is admitted with what it used then."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from salus.errors import RequestRejected
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    command_key TEXT NOT NULL,
+    name TEXT NOT NULL,
+    finished_at REAL NOT NULL,
+    exit_code INTEGER,
+    iterations INTEGER NOT NULL,
+    gpu_time_s REAL NOT NULL,
+    persistent_bytes INTEGER NOT NULL,
+    ephemeral_bytes INTEGER NOT NULL,
+    internal_bytes INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS runs_by_command ON runs (command_key, finished_at);
+"""
+
+
+@dataclass(frozen=True)
+class PastRun:
+    iterations: int
+    gpu_time_s: float
+    persistent_bytes: int
+    ephemeral_bytes: int
+    internal_bytes: int
+
+
+def command_key(command: list[str], directory: str) -> str:
+    """The same command in another folder may be another program."""
+    return hashlib.sha256(json.dumps([directory, command]).encode()).hexdigest()
+
+
+class History:
+    def __init__(self, path: Path) -> None:
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise RequestRejected(
+                f"{path}: the history cannot be used ({error}); move the file away or make room"
+            ) from None
+
+    def last(self, key: str) -> PastRun | None:
+        """The last run of this command that went well."""
+        row = self._db.execute(
+            "SELECT iterations, gpu_time_s, persistent_bytes, ephemeral_bytes, internal_bytes FROM runs "
+            "WHERE command_key = ? AND exit_code = 0 AND iterations > 0 ORDER BY finished_at DESC LIMIT 1",
+            (key,),
+        ).fetchone()
+        return PastRun(*row) if row else None
+
+    def add(self, key: str, name: str, exit_code: int | None, run: PastRun) -> None:
+        self._db.execute(
+            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                key,
+                name,
+                time.time(),
+                exit_code,
+                run.iterations,
+                run.gpu_time_s,
+                run.persistent_bytes,
+                run.ephemeral_bytes,
+                run.internal_bytes,
+            ),
+        )
+
+    def close(self) -> None:
+        self._db.close()

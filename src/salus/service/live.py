@@ -1,0 +1,411 @@
+"""Live jobs, and the hands of the core: facts from connections in, the core's actions carried out.
+
+Every event goes through `handle`: what the lease holders used since their last report is read off their pages first,
+then the core decides, then the actions are obeyed in their order and recorded. There is no CUDA context here, and on
+the host device lanes are numbers only: they close and shrink at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pwd
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from salus.core import actions as act
+from salus.core import events as ev
+from salus.core.model import Footprint, GpuConfig, Job, JobSpec, Lease, Phase
+from salus.core.policies import Policy
+from salus.core.scheduler import Scheduler
+from salus.errors import RequestRejected
+from salus.protocol import messages as msg
+from salus.protocol.errors import NoSuchJob
+from salus.protocol.page import Page, Word
+from salus.service.connection import Connection
+from salus.service.history import History, PastRun, command_key
+from salus.service.journal import Journal
+
+log = logging.getLogger(__name__)
+
+KEPT_ENDED = 1000
+"""Ended jobs that `ps --all` can still show."""
+CONTENTION_S = 0.01
+"""How soon lease holders hear that somebody waits."""
+QUEUE_NEWS_S = 0.2
+"""How often launchers of waiting jobs hear of their place in the queue, at the most."""
+
+
+@dataclass(eq=False)
+class LiveJob:
+    """A job as the service knows it, from its registration to after its end."""
+
+    job_id: str
+    token: str
+    uid: int
+    asked: msg.Register
+    key: str
+    submitted_at: float
+    launcher: Connection | None
+    worker: Connection | None = None
+    """The process that uses the device."""
+    page: Page | None = None
+    page_descriptor: int = -1
+    grant_event: int = -1
+    reported_iterations: int = 0
+    reported_ns: int = 0
+    started_at: float | None = None
+    finished_at: float | None = None
+    exit_code: int | None = None
+    cancelled: bool = False
+    last_queued: msg.Queued | None = None
+    final: dict[str, Any] = field(default_factory=dict)
+    waiters: list[Connection] = field(default_factory=list)
+
+    def close(self) -> None:
+        if self.page is not None:
+            self.page.close()
+            os.close(self.page_descriptor)
+            os.close(self.grant_event)
+            self.page = None
+
+
+class Live:
+    def __init__(
+        self, config: GpuConfig, policy: Policy, journal: Journal | None, history: History, on_empty: Callable[[], None]
+    ) -> None:
+        self.scheduler = Scheduler(config, policy)
+        self.jobs: dict[str, LiveJob] = {}
+        self.ended: dict[str, LiveJob] = {}
+        self._journal, self._history, self._on_empty = journal, history, on_empty
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._news: asyncio.TimerHandle | None = None
+        self._contention: asyncio.TimerHandle | None = None
+        self._numbers = 0
+        self._holders: dict[str, LiveJob] = {}
+
+    # Facts from connections
+
+    def register(self, connection: Connection, asked: msg.Register) -> LiveJob:
+        self._numbers += 1
+        key = command_key(asked.command, asked.directory)
+        job = LiveJob(
+            str(self._numbers), secrets.token_hex(16), connection.uid, asked, key, time.time(), launcher=connection
+        )
+        self.jobs[job.job_id] = job
+        try:
+            actions = self.handle(ev.JobArrived(self._spec(job)))
+        except (RequestRejected, ValueError) as error:
+            del self.jobs[job.job_id]
+            raise RequestRejected(str(error)) from None
+        refusal = next((action for action in actions if isinstance(action, act.RefuseJob)), None)
+        if refusal is not None:
+            del self.jobs[job.job_id]
+            raise RequestRejected(f"job {job.asked.name} cannot run on this device: {refusal.reason}")
+        log.info("job %s (%s) was registered by process %d", job.job_id, asked.name, connection.pid)
+        return job
+
+    def attach(self, connection: Connection, asked: msg.Attach) -> LiveJob:
+        job = self.jobs.get(asked.job_id)
+        if job is None or not secrets.compare_digest(job.token, asked.token) or connection.uid != job.uid:
+            # One answer for all of these: who has no token learns nothing about whose job it is.
+            raise NoSuchJob(f"there is no job {asked.job_id:.40} that this process belongs to")
+        if job.worker is not None:
+            raise RequestRejected(
+                f"job {job.job_id} uses the device from another process already; this one runs unmanaged"
+            )
+        job.close()
+        job.worker = connection
+        job.page, job.page_descriptor = Page.create()
+        job.grant_event = os.eventfd(0, os.EFD_CLOEXEC)
+        job.reported_iterations = job.reported_ns = 0
+        connection.send(msg.Attached(job.job_id), (job.page_descriptor, job.grant_event))
+        return job
+
+    def ready(self, job: LiveJob) -> None:
+        self.handle(ev.JobReady(job.job_id))
+
+    def yielded(self, job: LiveJob, wants_more: bool) -> None:
+        self._report_others(job)
+        iterations, used_s = self._used(job)
+        self._holders.pop(job.job_id, None)
+        self._decide(ev.IterationFinished(job.job_id, used_s, iterations, yielded=True))
+        if not wants_more:
+            self.handle(ev.JobIdled(job.job_id))
+
+    def worker_lost(self, job: LiveJob) -> None:
+        """The process that used the device is gone, and so is everything it had there."""
+        self._report_others(None)
+        job.worker = None
+        self._holders.pop(job.job_id, None)
+        if job.launcher is None:
+            self.end(job, None)
+        else:
+            self._decide(ev.JobIdled(job.job_id))
+
+    def launcher_lost(self, job: LiveJob) -> None:
+        job.launcher = None
+        if job.worker is None:
+            self.end(job, None)
+
+    def end(self, job: LiveJob, exit_code: int | None) -> None:
+        if self.jobs.get(job.job_id) is not job:
+            return
+        self._report_others(None)
+        core = self.scheduler.jobs[job.job_id]
+        job.final = {
+            "iterations": core.iterations_done,
+            "gpu_time_s": core.attained_s,
+            "persistent_bytes": core.footprint.persistent_bytes,
+            "ephemeral_bytes": core.footprint.ephemeral_bytes,
+        }
+        job.finished_at, job.exit_code = time.time(), exit_code
+        self._holders.pop(job.job_id, None)
+        self._decide(ev.JobLeft(job.job_id))
+        del self.jobs[job.job_id]
+        self.ended[job.job_id] = job
+        while len(self.ended) > KEPT_ENDED:
+            del self.ended[next(iter(self.ended))]
+        footprint = core.footprint
+        past = PastRun(
+            core.iterations_done,
+            core.attained_s,
+            footprint.persistent_bytes,
+            footprint.ephemeral_bytes,
+            footprint.internal_bytes,
+        )
+        self._history.add(job.key, job.asked.name, exit_code, past)
+        for waiter in job.waiters:
+            waiter.send(msg.Ended(job.job_id, exit_code))
+        if job.worker is not None:
+            job.worker.close()
+        job.close()
+        log.info("job %s ended with status %s", job.job_id, exit_code)
+        if not self.jobs:
+            self._on_empty()
+
+    def cancel(self, job: LiveJob, force: bool) -> None:
+        job.cancelled = True
+        if job.launcher is not None:
+            job.launcher.send(msg.Terminate(force))
+        elif job.worker is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(job.worker.pid, signal.SIGKILL if force else signal.SIGTERM)
+
+    def set_policy(self, policy: Policy) -> None:
+        self.handle(ev.PolicyChanged(policy))
+
+    # The core
+
+    def handle(self, event: ev.Event) -> list[act.Action]:
+        self._report_others(None)
+        return self._decide(event)
+
+    def _decide(self, event: ev.Event) -> list[act.Action]:
+        now = self._loop.time()
+        actions = self.scheduler.handle(event, now)
+        answers: list[ev.Event] = []
+        for action in actions:
+            self._obey(action, answers)
+        if self._journal is not None:
+            self._journal.record(event, now, actions)
+        for answer in answers:
+            self._decide(answer)
+        if self._contention is None and len(self._holders) < len(self.jobs):
+            self._contention = self._loop.call_later(CONTENTION_S, self._tell_contention)
+        if self._news is None and self.scheduler.queue_length:
+            self._news = self._loop.call_later(QUEUE_NEWS_S, self._tell_queue)
+        return actions
+
+    def _report_others(self, besides: LiveJob | None) -> None:
+        """What the lease holders used since the last time, off their pages."""
+        for job in list(self._holders.values()):
+            if job is not besides:
+                iterations, used_s = self._used(job)
+                if used_s > 0 or iterations:
+                    self._decide(ev.IterationFinished(job.job_id, used_s, iterations))
+
+    def _used(self, job: LiveJob) -> tuple[int, float]:
+        if job.page is None:
+            return 0, 0.0
+        # The page is the job's to write, so what it says is bounded by what is possible.
+        iterations, used_ns = job.page.used(time.monotonic_ns())
+        more = max(0, iterations - job.reported_iterations)
+        more_ns = max(0, used_ns - job.reported_ns)
+        job.reported_iterations += more
+        job.reported_ns += more_ns
+        return more, more_ns / 1e9
+
+    def _obey(self, action: act.Action, answers: list[ev.Event]) -> None:
+        match action:
+            case act.GrantLease(job_id):
+                self._grant(self.jobs[job_id])
+            case act.RevokeLease(job_id):
+                job = self.jobs[job_id]
+                if job.page is not None and job.worker is not None:
+                    job.page.words[Word.REVOKE] = 1
+                    job.worker.send(msg.Look())
+            case act.AdmitJob(job_id):
+                job = self.jobs[job_id]
+                if job.launcher is not None and job.last_queued is not None:
+                    job.launcher.send(msg.Admitted())
+                    job.last_queued = None
+            case act.CloseLane(lane_id):
+                answers.append(ev.LaneReleased(lane_id))
+            case act.ResizeLane(lane_id, size_bytes):
+                answers.append(ev.LaneReleased(lane_id, size_bytes))
+            case act.PageOut(job_id):
+                answers.append(ev.PageOutFinished(job_id))
+            case act.PageIn(job_id):
+                answers.append(ev.PageInFinished(job_id))
+            case act.SetTimer(at_s):
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = self._loop.call_at(at_s, self._timer_fired)
+
+    def _grant(self, job: LiveJob) -> None:
+        if job.page is None:
+            return
+        if job.started_at is None:
+            job.started_at = time.time()
+        self._holders[job.job_id] = job
+        words = job.page.words
+        words[Word.REVOKE] = 0
+        words[Word.GRANTS] += 1
+        os.eventfd_write(job.grant_event, 1)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self.handle(ev.TimerFired())
+
+    def _tell_contention(self) -> None:
+        """Tells lease holders when somebody waits, so that one that sits between iterations gives up its lease."""
+        self._contention = None
+        jobs = self.scheduler.jobs
+        contended = any(core.competing and core.lease is Lease.NONE for core in jobs.values())
+        for job in self._holders.values():
+            if job.page is not None and job.worker is not None and job.page.words[Word.CONTENDED] != contended:
+                job.page.words[Word.CONTENDED] = contended
+                if contended:
+                    job.worker.send(msg.Look())
+        if contended:
+            # Who has a lease changes with every switch, so look again as long as there is somebody who has none.
+            self._contention = self._loop.call_later(CONTENTION_S, self._tell_contention)
+
+    def _tell_queue(self) -> None:
+        """Tells the launchers of waiting jobs why they wait, where that has changed."""
+        self._news = None
+        for core in self.scheduler.queue:
+            job = self.jobs[core.job_id]
+            why = self.scheduler.explain(core.job_id)
+            if job.launcher is None or why is None or why.position is None or why.queue_length is None:
+                continue
+            news = msg.Queued(why.reason.value, why.text, why.position, why.queue_length)
+            if news != job.last_queued:
+                job.last_queued = news
+                job.launcher.send(news)
+
+    def _spec(self, job: LiveJob) -> JobSpec:
+        """What was declared; what was not, from the last run of the same command."""
+        asked = job.asked
+        past = self._history.last(job.key)
+        declared = asked.persistent_bytes is not None or asked.ephemeral_bytes is not None
+        if declared or past is None:
+            footprint = Footprint(asked.persistent_bytes or 0, asked.ephemeral_bytes or 0)
+        else:
+            footprint = Footprint(past.persistent_bytes, past.ephemeral_bytes, past.internal_bytes)
+        iterations, length_s = asked.iterations, asked.duration_s
+        if past is not None and length_s is None:
+            share = iterations / past.iterations if iterations is not None else 1.0
+            length_s, iterations = past.gpu_time_s * share, iterations or past.iterations
+        return JobSpec(
+            job_id=job.job_id,
+            footprint=footprint,
+            footprint_known=declared or past is not None,
+            owner=job.uid,
+            priority=asked.priority,
+            weight=asked.weight,
+            length_s=length_s,
+            iterations=iterations,
+        )
+
+    # What people see
+
+    def describe(self, job: LiveJob) -> dict[str, Any]:
+        core = self.scheduler.jobs.get(job.job_id)
+        why = self.scheduler.explain(job.job_id) if core is not None else None
+        row: dict[str, Any] = {
+            "id": job.job_id,
+            "name": job.asked.name,
+            "user": _user_name(job.uid),
+            "state": _state(job, core),
+            "wait_reason": why.text if why is not None else None,
+            "position": why.position if why is not None else None,
+            "lane": core.lane if core is not None else None,
+            "priority": job.asked.priority,
+            "weight": job.asked.weight,
+            "iterations": core.iterations_done if core is not None else 0,
+            "gpu_time_s": core.attained_s if core is not None else 0.0,
+            "persistent_bytes": core.footprint.persistent_bytes if core is not None else 0,
+            "ephemeral_bytes": core.footprint.ephemeral_bytes if core is not None else 0,
+            "submitted_at": job.submitted_at,
+            "started_at": job.started_at,
+            "finished_at": job.finished_at,
+            "exit_code": job.exit_code,
+            "command": " ".join(job.asked.command)[:200],
+            "log": job.asked.log,
+            "pid": job.worker.pid if job.worker is not None else None,
+        }
+        return row | job.final
+
+    def refresh(self) -> None:
+        """Brings the counters of running jobs up to date, for somebody who looks."""
+        self._report_others(None)
+
+    def status(self) -> dict[str, Any]:
+        scheduler = self.scheduler
+        return {
+            "policy": str(scheduler.policy),
+            "quantum_s": scheduler.config.quantum_s,
+            "capacity_bytes": scheduler.config.capacity_bytes,
+            "free_bytes": scheduler.free_bytes,
+            "jobs": len(self.jobs),
+            "queue_length": scheduler.queue_length,
+            "journal": str(self._journal.path) if self._journal is not None else None,
+            "journal_broken": self._journal.broken if self._journal is not None else None,
+            "lanes": [
+                {
+                    "lane": lane.lane_id,
+                    "size_bytes": lane.size_bytes,
+                    "jobs": sorted(lane.needs),
+                    "holder": next((j for j in lane.needs if scheduler.jobs[j].lease is not Lease.NONE), None),
+                }
+                for lane in scheduler.lanes.values()
+            ][:64],
+        }
+
+
+def _state(job: LiveJob, core: Job | None) -> str:
+    if core is None:
+        return "cancelled" if job.cancelled else "done" if job.exit_code == 0 else "failed"
+    if core.phase is not Phase.RESIDENT:
+        return str(core.phase.value)
+    if core.lease is not Lease.NONE:
+        return "running"
+    if core.ready:
+        return "ready"
+    return "starting" if job.started_at is None else "idle"
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,286 @@
+"""`salus serve`: the socket, who may speak on it, and what is answered.
+
+One process, one thread, asyncio. A connection is a person's command, a launcher or a process of a job; which of them
+shows in what it says first. When a connection ends, what hung on it ends: that is how deaths are noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from salus import __version__
+from salus.core.model import GpuConfig
+from salus.errors import RequestRejected, SalusError
+from salus.paths import make_private
+from salus.plugins import load_policy
+from salus.protocol import messages as msg
+from salus.protocol.errors import NoSuchJob, to_message, version_mismatch
+from salus.service.connection import Connection
+from salus.service.history import History
+from salus.service.journal import Journal
+from salus.service.live import Live, LiveJob
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 1.0
+"""A service that was started for a job waits this long after its last one."""
+BACKLOG = 512
+
+
+@dataclass(frozen=True)
+class Options:
+    socket: Path
+    state: Path
+    config: GpuConfig
+    policy: str = "fair"
+    journal: bool = True
+    linger: bool = False
+    """End when the last job has: the service was started by `salus run`."""
+    on_stop: str = "release"
+    """What SIGTERM does to jobs: `release` lets them go on unmanaged, `drain` waits for them."""
+
+
+class Server:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._stopping = asyncio.Event()
+        self._draining = False
+        self._loop = asyncio.get_running_loop()
+        self._linger: asyncio.TimerHandle | None = None
+        self._connections: set[Connection] = set()
+        self._launchers: dict[Connection, LiveJob] = {}
+        self._workers: dict[Connection, LiveJob] = {}
+        make_private(options.socket.parent)
+        make_private(options.state)
+        self._lock = _lock(options.socket)
+        journal_folder = make_private(options.state / "journal")
+        policy = load_policy(options.policy)
+        self._history = History(options.state / "history.sqlite")
+        self._journal = Journal(journal_folder, options.config, policy) if options.journal else None
+        self.live = Live(options.config, policy, self._journal, self._history, self._emptied)
+        self._answers: dict[type, Callable[[Connection, Any], None]] = {
+            msg.Hello: self._on_hello,
+            msg.Register: self._on_register,
+            msg.Attach: self._on_attach,
+            msg.Ready: self._on_ready,
+            msg.Yielded: self._on_yielded,
+            msg.Finished: self._on_finished,
+            msg.ListJobs: self._on_list_jobs,
+            msg.GetStatus: self._on_get_status,
+            msg.CancelJob: self._on_cancel_job,
+            msg.AwaitJob: self._on_await_job,
+            msg.SetPolicy: self._on_set_policy,
+            msg.Stop: self._on_stop,
+        }
+
+    async def run(self, started: Callable[[], None] = lambda: None) -> int:
+        """Serves until told to end. 1 if the journal broke off, else 0."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.suppress(FileNotFoundError):
+            self._options.socket.unlink()
+        listener.bind(str(self._options.socket))
+        self._options.socket.chmod(0o600)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self._loop.add_reader(listener.fileno(), self._accept, listener)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.stop, self._options.on_stop == "drain")
+        flusher = asyncio.create_task(self._flush_now_and_then())
+        if self._options.linger:
+            self._linger = self._loop.call_later(10 * LINGER_S, self._end_if_empty)
+        started()
+        try:
+            await self._stopping.wait()
+        finally:
+            flusher.cancel()
+            self._loop.remove_reader(listener.fileno())
+            listener.close()
+            with contextlib.suppress(FileNotFoundError):
+                self._options.socket.unlink()
+            for connection in list(self._connections):
+                connection.send(msg.Farewell())
+                connection.close()
+            if self._journal is not None:
+                self._journal.close()
+            self._history.close()
+            self._lock.close()
+        return 1 if self._journal is not None and self._journal.broken else 0
+
+    def stop(self, drain: bool = False) -> None:
+        if drain and self.live.jobs:
+            log.info("ends when its %d jobs have", len(self.live.jobs))
+            self._draining = True
+        else:
+            self._stopping.set()
+
+    # Connections
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        connection = Connection(sock, self._on_message, self._on_closed)
+        self._connections.add(connection)
+        if connection.uid != os.getuid():
+            log.warning("user %d was turned away", connection.uid)
+            connection.send(
+                msg.Failed(RequestRejected.code, f"this service belongs to user {os.getuid()}; start your own")
+            )
+            connection.close()
+
+    def _on_closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if self._stopping.is_set():
+            return
+        worker = self._workers.pop(connection, None)
+        if worker is not None and worker.worker is connection and worker.job_id in self.live.jobs:
+            self.live.worker_lost(worker)
+        launched = self._launchers.pop(connection, None)
+        if launched is not None and launched.job_id in self.live.jobs:
+            self.live.launcher_lost(launched)
+
+    def _on_message(self, connection: Connection, message: msg.Message) -> None:
+        if not connection.greeted and not isinstance(message, msg.Hello):
+            raise msg.ProtocolError("a message before hello")
+        try:
+            self._answers[type(message)](connection, message)
+        except msg.ProtocolError:
+            raise
+        except SalusError as error:
+            connection.send(to_message(error))
+
+    # Messages
+
+    def _on_hello(self, connection: Connection, message: msg.Hello) -> None:
+        if message.version != msg.VERSION:
+            connection.send(to_message(version_mismatch(message.version, message.salus[:40], __version__)))
+            connection.close()
+            return
+        connection.greeted = True
+        connection.send(msg.Welcome(msg.VERSION, __version__, os.getpid()))
+
+    def _on_register(self, connection: Connection, message: msg.Register) -> None:
+        if connection in self._launchers:
+            raise msg.ProtocolError("a second job on one connection")
+        if self._draining:
+            raise RequestRejected("the service is ending and takes no new jobs; start another: salus serve")
+        job = self.live.register(connection, message)
+        self._launchers[connection] = job
+        if self._linger is not None:
+            self._linger.cancel()
+        connection.send(msg.Registered(job.job_id, job.token))
+
+    def _on_attach(self, connection: Connection, message: msg.Attach) -> None:
+        if connection in self._workers:
+            raise msg.ProtocolError("a second attach on one connection")
+        self._workers[connection] = self.live.attach(connection, message)
+
+    def _on_ready(self, connection: Connection, message: msg.Ready) -> None:
+        self.live.ready(self._worker(connection))
+
+    def _on_yielded(self, connection: Connection, message: msg.Yielded) -> None:
+        job = self._worker(connection)
+        try:
+            self.live.yielded(job, message.wants_more)
+        except RequestRejected as error:
+            raise msg.ProtocolError(str(error)) from None
+
+    def _on_finished(self, connection: Connection, message: msg.Finished) -> None:
+        job = self._launchers.get(connection)
+        if job is None:
+            raise msg.ProtocolError("the end of a job that was never registered here")
+        self.live.end(job, message.exit_code)
+        connection.send(msg.Done())
+
+    def _on_list_jobs(self, connection: Connection, message: msg.ListJobs) -> None:
+        self.live.refresh()
+        jobs = [*(self.live.ended.values() if message.everything else ()), *self.live.jobs.values()]
+        rows = [self.live.describe(job) for job in jobs]
+        for begin in range(0, max(1, len(rows)), msg.JOBS_IN_A_PACKET):
+            part = rows[begin : begin + msg.JOBS_IN_A_PACKET]
+            connection.send(msg.Jobs(part, more=begin + msg.JOBS_IN_A_PACKET < len(rows)))
+
+    def _on_get_status(self, connection: Connection, message: msg.GetStatus) -> None:
+        connection.send(msg.Status(self.live.status()))
+
+    def _on_cancel_job(self, connection: Connection, message: msg.CancelJob) -> None:
+        job = self._job(message.job_id)
+        if job.finished_at is not None:
+            raise RequestRejected(f"job {job.job_id} has ended already")
+        self.live.cancel(job, message.force)
+        connection.send(msg.Done(f"job {job.job_id} was told to end"))
+
+    def _on_await_job(self, connection: Connection, message: msg.AwaitJob) -> None:
+        job = self._job(message.job_id)
+        if job.finished_at is not None:
+            connection.send(msg.Ended(job.job_id, job.exit_code))
+        else:
+            job.waiters.append(connection)
+
+    def _on_set_policy(self, connection: Connection, message: msg.SetPolicy) -> None:
+        policy = load_policy(message.policy)
+        self.live.set_policy(policy)
+        connection.send(msg.Done(f"the policy is {policy} now"))
+
+    def _on_stop(self, connection: Connection, message: msg.Stop) -> None:
+        connection.send(msg.Done())
+        self.stop(message.drain)
+
+    # Helpers
+
+    def _worker(self, connection: Connection) -> LiveJob:
+        job = self._workers.get(connection)
+        if job is None or job.job_id not in self.live.jobs:
+            raise msg.ProtocolError("a lease message from a process that is not attached")
+        return job
+
+    def _job(self, job_id: str) -> LiveJob:
+        job = self.live.jobs.get(job_id) or self.live.ended.get(job_id)
+        if job is None:
+            raise NoSuchJob(f"there is no job {job_id:.40}; salus ps --all lists those there are")
+        return job
+
+    def _emptied(self) -> None:
+        if self._draining:
+            self._loop.call_soon(self._stopping.set)
+        elif self._options.linger:
+            self._linger = self._loop.call_later(LINGER_S, self._end_if_empty)
+
+    def _end_if_empty(self) -> None:
+        if not self.live.jobs:
+            self._stopping.set()
+
+    async def _flush_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            if self._journal is not None:
+                self._journal.flush()
+
+
+def _lock(path: Path) -> TextIO:
+    """One service a socket: whoever holds the lock file is it. A dead one's lock is gone with it."""
+    file = path.with_suffix(".lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        pid = file.read().strip() or "unknown"
+        file.close()
+        raise RequestRejected(
+            f"a service runs on {path} already (process {pid}); stop it, or set SALUS_SOCKET"
+        ) from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

@@ -1,0 +1,83 @@
+"""A lease that records its calls and insists that they alternate, and the small scripts' parts."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from salus.adaptors.iterations import Iterations
+
+
+class RecordingLease:
+    def __init__(self):
+        self.ends: list[int] = []
+        self.open = False
+        self.story: list[str] = []
+        """Notes of a test, in order with the calls."""
+
+    def begin(self):
+        assert not self.open, "begin in an open iteration"
+        self.open = True
+        self.story.append("begin")
+
+    def end(self, iterations=1):
+        assert self.open, "end without a begin"
+        self.open = False
+        self.ends.append(iterations)
+        self.story.append(f"end {iterations}")
+
+    @property
+    def counted(self):
+        return sum(self.ends)
+
+
+class Watched:
+    """A watched process: its lease and its iterations."""
+
+    def __init__(self):
+        self.lease = RecordingLease()
+        self.iterations = Iterations(self.lease)
+
+    def note(self, text):
+        self.lease.story.append(text)
+
+    def expect(self, counted, *, boundaries=None):
+        """Nothing is open, this many iterations were counted, at this many boundaries."""
+        assert not self.lease.open
+        assert self.lease.counted == counted, self.lease.story
+        if boundaries is not None:
+            assert len(self.lease.ends) == boundaries, self.lease.story
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(3, 4, generator=generator) for _ in range(count)]
+
+
+def sgd(model, **options):
+    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+
+def train(model, optimizer, count=5):
+    """The plain loop."""
+    losses = []
+    for x in batches(count):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def evaluate(model, count=5):
+    model.eval()
+    with torch.no_grad():
+        outputs = [model(x) for x in batches(count)]
+    model.train()
+    return outputs

@@ -1,0 +1,140 @@
+"""Real jobs in real processes share a device under a policy."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from salus.plugins import load_policy
+from salus.service.journal import replay
+from tests.service.harness import crowd, eventually, finish, jain
+
+ONE_LANE = ("--ephemeral", "3GiB")
+"""On a device of 4 GiB, all jobs with this share one lane."""
+
+
+def shares(service, names: list[str], seconds: float = 3.0) -> dict[str, float]:
+    """Device time that each job gets while all of them compete."""
+    for name in names:
+        service.when(name, "running", "ready")
+    eventually(lambda: all(service.jobs()[name]["iterations"] > 3 for name in names), "all of them run")
+    before = service.jobs()
+    time.sleep(seconds)
+    after = service.jobs()
+    assert all(after[name]["finished_at"] is None for name in names), "they must not end while they are measured"
+    return {name: after[name]["gpu_time_s"] - before[name]["gpu_time_s"] for name in names}
+
+
+def test_three_jobs_in_one_lane_get_equal_shares_under_fair(serve):
+    service = serve("--policy", "fair", "--capacity", "4GiB")
+    names = ["a", "b", "c"]
+    jobs = [service.job("--name", name, *ONE_LANE, iterations=100_000, seconds=0.005) for name in names]
+    had = shares(service, names)
+    assert jain(list(had.values())) >= 0.98, had
+    assert {service.jobs()[name]["lane"] for name in names} == {1}
+    for job in jobs:
+        job.kill()
+
+
+@pytest.mark.parametrize("options", [(), ONE_LANE], ids=["own lanes", "one lane"])
+def test_weights_one_two_three_give_one_two_three(serve, options):
+    service = serve("--policy", "fair", "--capacity", "4GiB")
+    weights = {"a": 1, "b": 2, "c": 3}
+    for name, weight in weights.items():
+        service.job("--name", name, "--weight", str(weight), *options, iterations=100_000, seconds=0.005)
+    had = shares(service, list(weights), seconds=4.0)
+    total = sum(had.values())
+    for name, weight in weights.items():
+        assert had[name] / total == pytest.approx(weight / 6, rel=0.08, abs=0.015), had
+
+
+def test_under_srtf_a_short_job_does_not_wait_for_a_long_one_and_under_fifo_it_does(serve):
+    service = serve("--policy", "srtf", "--capacity", "4GiB")
+    service.job("--name", "long", "--duration", "10m", *ONE_LANE, iterations=100_000, seconds=0.005)
+    service.when("long", "running")
+    finish(service.job("--name", "short", "--duration", "1s", *ONE_LANE, iterations=100, seconds=0.005))
+    short = service.jobs()["short"]
+    assert short["started_at"] - short["submitted_at"] < 5
+    assert short["gpu_time_s"] > 0.9 * (short["finished_at"] - short["started_at"]) - 0.5, "it was never switched out"
+    assert service.salus("policy", "fifo").stdout == "the policy is fifo now\n"
+    service.job("--name", "next", "--duration", "1s", *ONE_LANE, iterations=100, seconds=0.005)
+    waiting = service.when("next", "ready")
+    assert "runs in lane" in waiting["wait_reason"]
+    before = service.jobs()["next"]["iterations"]
+    time.sleep(0.5)
+    assert service.jobs()["next"]["iterations"] == before == 0
+
+
+def test_quantum_zero_switches_at_every_boundary(serve):
+    service = serve("--policy", "rr", "--quantum", "0", "--capacity", "4GiB")
+    finish(*(service.job("--name", name, *ONE_LANE, iterations=60, seconds=0.01) for name in "ab"))
+    rows = service.jobs()
+    assert [rows[name]["iterations"] for name in "ab"] == [60, 60]
+    service.stop()
+    lines = [json.loads(line) for line in service.journals()[0].read_text().splitlines()[1:]]
+    granted = [a["job_id"] for line in lines for a in line["actions"] if a["kind"] == "GrantLease"]
+    switches = sum(before != after for before, after in pairwise(granted))
+    assert switches > 40, "while both run, every boundary is a switch"
+
+
+def test_a_job_that_sits_between_iterations_does_not_keep_others_waiting(serve):
+    service = serve("--policy", "fifo", "--capacity", "4GiB")
+    service.job("--name", "sleepy", *ONE_LANE, iterations=1000, seconds=0.001, idle=30)
+    service.when("sleepy", "running", "idle")
+    finish(service.job("--name", "busy", *ONE_LANE, iterations=50, seconds=0.005))
+    assert service.jobs()["sleepy"]["finished_at"] is None
+
+
+def test_a_command_that_was_seen_before_is_known_by_what_it_used_then(serve):
+    service = serve("--policy", "srtf")
+    command = ("--name", "again", "--persistent", "1GiB", "--ephemeral", "2GiB")
+    finish(service.job(*command, iterations=30, seconds=0.002))
+    again = service.job("--name", "again", iterations=30, seconds=0.002)
+    row = eventually(lambda: next((r for r in _rows(service) if r["finished_at"] is None), None), "it runs again")
+    assert (row["persistent_bytes"], row["ephemeral_bytes"]) == (2**30, 2**31)
+    finish(again)
+
+
+def _rows(service):
+    with service.connect() as connection:
+        return connection.jobs(everything=True)
+
+
+def test_a_hundred_jobs_at_once_all_finish_and_their_journal_gives_the_same_actions_again(serve):
+    service = serve("--policy", "fair", "--capacity", "6GiB")
+    before = service.descriptors()
+    crowd(service, 50)
+    service.salus("policy", "srtf")
+    crowd(service, 100)
+    rows = _rows(service)
+    assert len(rows) == 150
+    assert all(row["iterations"] == 30 and row["exit_code"] == 0 for row in rows)
+    eventually(lambda: service.descriptors() <= before + 1, "all descriptors are closed")
+    lines = Path(f"/proc/{service.process.pid}/status").read_text().splitlines()
+    peak_kb = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    assert peak_kb < 200_000
+    service.stop()
+    (journal,) = service.journals()
+    events, difference = replay(journal, load_policy)
+    assert difference is None
+    assert events > 500
+    told = service.salus("replay", str(journal))
+    assert told.stdout == f"{events} events give the same actions\n"
+
+
+def test_a_journal_that_was_changed_is_found_out(serve):
+    service = serve()
+    crowd(service, 3)
+    service.stop()
+    (journal,) = service.journals()
+    text = journal.read_text()
+    journal.write_text(text.replace('"GrantLease"', '"RevokeLease"', 1).replace(',"lane_id":1}', "}", 1))
+    told = service.salus("replay", str(journal))
+    assert told.returncode == 2
+    journal.write_text("nonsense\n")
+    told = service.salus("replay", str(journal))
+    assert "1: is not a line of a journal" in told.stderr
