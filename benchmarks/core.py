@@ -26,7 +26,7 @@ from salus.simulate.workloads import generate
 
 SIZES = (10, 100, 1_000, 10_000)
 POLICIES = ("fifo", "pack", "fair", "rr", "srtf", "priority", "las")
-CALLS = 20_000
+CALLS = 8_000
 
 
 class EnoughMeasured(Exception):

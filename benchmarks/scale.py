@@ -25,7 +25,7 @@ from salus.simulate.metrics import summarize
 from salus.simulate.workloads import generate
 
 SIZES = (10_000, 100_000)
-POLICIES = ("srtf", "fair", "fifo", "pack")
+POLICIES = ("srtf", "fair")
 GPUS = 64
 
 

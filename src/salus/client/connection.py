@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import select
 import socket
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,10 @@ class ServiceConnection:
     def send(self, message: msg.Message) -> None:
         try:
             self._sock.send(msg.encode(message))
-        except OSError as error:
-            raise ServiceUnavailable(f"the service is gone ({error.strerror})") from None
+        except OSError:
+            # It may have told us why before it closed the connection.
+            self.receive()
+            raise ServiceUnavailable("the service is gone") from None
 
     def receive(self) -> tuple[msg.Message, list[int]]:
         """The next message, with the descriptors that came along. Raises what the service reports as an error."""
@@ -65,6 +68,12 @@ class ServiceConnection:
             rows += part.jobs
             if not part.more:
                 return rows
+
+    def something_comes_within(self, seconds: float) -> bool:
+        # Not select: a process with many files open has descriptors that it cannot take.
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def wait_for_ever(self) -> None:
         """From now on a receive blocks until something comes."""

@@ -161,7 +161,8 @@ class Lease:
                 if isinstance(message, msg.Farewell):
                     raise SalusError("the service has ended")
                 while self._managed and (self._words[_REVOKE] or self._words[_CONTENDED]):
-                    time.sleep(MOMENT_S)
+                    if connection.something_comes_within(MOMENT_S):
+                        break
                     with self._lock:
                         if self._give_up_if_idle():
                             break
