@@ -51,9 +51,7 @@ def simulate(
     ] = DEFAULT_LOAD,
     quantum: Annotated[
         str,
-        typer.Option(
-            metavar="TIME", help="A lease lasts at least this long. auto: by the length of the trace, at most 5m."
-        ),
+        typer.Option(metavar="TIME", help="A lease lasts at least this long. auto: by the length of the trace."),
     ] = "auto",
     switch_cost: Annotated[str, typer.Option(metavar="TIME", help="Time lost when a lane changes hands.")] = "0.1ms",
     page_rate: Annotated[str, typer.Option(metavar="SIZE", help="Bytes paged in a second.")] = "12GB",
@@ -121,11 +119,12 @@ def simulate(
 
 
 def auto_quantum(jobs: list[TraceJob], gpus: int) -> float:
-    """A thirtieth of the work there is for each GPU, at least 1 ms and at most 5 minutes.
+    """A thirtieth of the work there is for each GPU, but at most 5 minutes, or a 500th of it where that is more.
 
     Fine enough to show how a short trace is shared, coarse enough for a trace of weeks.
     """
-    return min(300.0, max(0.001, sum(job.duration_s for job in jobs) / gpus / 30))
+    work_s = sum(job.duration_s for job in jobs) / gpus
+    return min(max(300.0, work_s / 500), max(0.001, work_s / 30))
 
 
 def _jobs(

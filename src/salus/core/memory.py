@@ -76,6 +76,7 @@ def _admit_waiting(st: State) -> None:
     blocked: list[Job] = []
     closed = False
     firsts: list[Entry] | None = None
+    nobody_runs = not leases.anybody_runs(st)
     for job in _next_in_line(st):
         if closed and job.phase is Phase.WAITING:
             continue
@@ -90,7 +91,7 @@ def _admit_waiting(st: State) -> None:
         if st.lanes.coming_bytes and _room_is_coming(st, job):
             return
         # With nobody at work there is all the time to look for one who could be.
-        if job.ready and (len(blocked) < DISPLACE_TRIES or not leases.anybody_runs(st)):
+        if job.ready and (len(blocked) < DISPLACE_TRIES or nobody_runs):
             firsts = firsts or leases.first_of_each_lane(st)
             if _displace_for(st, job, firsts):
                 return
@@ -273,14 +274,22 @@ def _displace_for(st: State, job: Job, firsts: list[Entry]) -> bool:
     if st.policy.rotates is not Rotation.NEVER and not st.policy.patience_s:
         # Its answer may change as others run, and nothing else may happen that would make us ask again.
         st.wake_at(st.now + max(st.config.quantum_s, leases.SHORTEST_TICK_S))
-    if job.no_room_at == (st.lanes.freed, len(st.on_gpu)) and st.now < job.no_room_since + st.config.quantum_s:
+    same = st.policy.patience_s > 0 or job.no_room_at == (st.lanes.freed, len(st.on_gpu))
+    if same and st.now < job.no_room_since + st.config.quantum_s:
         st.wake_at(job.no_room_since + st.config.quantum_s)
         return False
-    if leases.would_run(st, job, firsts):
-        victims = _whom_it_may_displace(st, job)
-        if victims and _make_room(st, _last_first(st, victims), _fits(job)):
-            return True
-    # Planning is the most expensive thing done here. The same plan fails again until somebody came, went or aged.
+    patient = st.policy.is_patient(job, st.moment)
+    if patient:
+        st.wake_at(job.since + st.policy.patience_s)
+    elif not leases.would_run(st, job, firsts):
+        return False
+    victims = _whom_it_may_displace(st, job, patient)
+    if victims and patient and not leases.would_run(st, job, firsts):
+        return False
+    if victims and _make_room(st, _last_first(st, victims), _fits(job)):
+        return True
+    # Planning is the most expensive thing done here. The same plan fails again until somebody came, went or aged; and
+    # who had the patience to wait can wait for another quantum.
     job.no_room_at, job.no_room_since = (st.lanes.freed, len(st.on_gpu)), st.now
     return False
 
@@ -292,12 +301,12 @@ def _fits(job: Job) -> Callable[[LaneTable], bool]:
     return fits
 
 
-def _whom_it_may_displace(st: State, job: Job) -> list[Job]:
+def _whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
     """Jobs that have been idle for long, and those the policy allows. Asks to be woken when time may change that."""
     policy, moment = st.policy, st.moment
     ours = (policy.memory_order(job), job.arrival)
     victims = []
-    for other in st.on_gpu.values():
+    for other in [other for other in st.on_gpu.values() if not (patient and other.ready)]:
         if other is job or other.stalled or not _can_move(other):
             continue
         idle = not other.ready and other.lease is Lease.NONE
@@ -305,13 +314,15 @@ def _whom_it_may_displace(st: State, job: Job) -> list[Job]:
         if idle and st.now >= idle_enough_at:
             victims.append(other)
             continue
+        if idle:
+            st.wake_at(idle_enough_at)
+        if patient:
+            continue
         # One that comes before us in the order would take back at once what it gave up.
         behind = ours < (policy.memory_order(other), other.arrival)
         if behind and policy.may_displace(job, other, moment):
             victims.append(other)
             continue
-        if idle:
-            st.wake_at(idle_enough_at)
         patience_over_at = max(job.since, other.on_gpu_since) + policy.patience_s
         if st.now < patience_over_at:
             st.wake_at(patience_over_at)

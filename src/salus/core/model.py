@@ -157,7 +157,7 @@ class Job:
     """The count of freed memory (`LaneTable.freed`) at which no place was found for the job."""
     no_room_at: tuple[int, int] = (-1, -1)
     """What the GPU was like (memory freed, jobs on it) when no room could be made for the job, at `no_room_since`."""
-    no_room_since: float = 0.0
+    no_room_since: float = float("-inf")
     overtaken: int = 0
     """How many jobs that came later in the order got memory while this one waited."""
 

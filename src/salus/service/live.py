@@ -136,9 +136,12 @@ class Live:
         self._report_others(job)
         iterations, used_s = self._used(job)
         self._holders.pop(job.job_id, None)
-        self._decide(ev.IterationFinished(job.job_id, used_s, iterations, yielded=True))
+        if self.scheduler.jobs[job.job_id].lease is Lease.NONE:
+            raise RequestRejected(f"job {job.job_id} gives up a lease that it does not have")
+        self._decide(ev.IterationFinished(job.job_id, used_s, iterations, yielded=wants_more))
         if not wants_more:
-            self.handle(ev.JobIdled(job.job_id))
+            # Idle ends the lease too. Yielded first, the job might be granted the next one before it is idle.
+            self._decide(ev.JobIdled(job.job_id))
 
     def worker_lost(self, job: LiveJob) -> None:
         """The process that used the device is gone, and so is everything it had there."""

@@ -101,6 +101,10 @@ class Policy:
         """May the waiting job, which would run at once, take the lane or the memory of the resident one?"""
         return False
 
+    def is_patient(self, waiting: Job, moment: Moment) -> bool:
+        """True if this waiting job may displace nobody yet, whoever is there. Saves asking about each of them."""
+        return False
+
     def lease_order(self, job: Job) -> Key:
         return self.memory_order(job)
 

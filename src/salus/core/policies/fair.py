@@ -60,6 +60,9 @@ class Fair(Policy):
             self._marks[resident.job_id] > self._marks[waiting.job_id]
         )
 
+    def is_patient(self, waiting: Job, moment: Moment) -> bool:
+        return moment.now < waiting.since + self.patience_s
+
     def choose(self, firsts: Sequence[Job], moment: Moment) -> Iterable[Job]:
         floor = min((self._marks[job.job_id] for job in firsts), default=0.0)
         return [job for job in firsts if self._marks[job.job_id] <= floor + self._allowance(job, moment)]

@@ -26,6 +26,10 @@ class Priority(Fair):
             return waiting.spec.priority > resident.spec.priority
         return super().may_displace(waiting, resident, moment)
 
+    def is_patient(self, waiting: Job, moment: Moment) -> bool:
+        # Jobs of a lower level need not be waited for.
+        return False
+
     def choose(self, firsts: Sequence[Job], moment: Moment) -> Iterable[Job]:
         top = max(map(self._level, firsts), default=0)
         return super().choose([job for job in firsts if self._level(job) == top], moment)

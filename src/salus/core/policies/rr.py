@@ -40,6 +40,9 @@ class RoundRobin(Policy):
     def may_displace(self, waiting: Job, resident: Job, moment: Moment) -> bool:
         return waited_longer(waiting, resident, moment, self.patience_s)
 
+    def is_patient(self, waiting: Job, moment: Moment) -> bool:
+        return moment.now < waiting.since + self.patience_s
+
     def lease_order(self, job: Job) -> Key:
         return self._marks[job.job_id][1]
 
