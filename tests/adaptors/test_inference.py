@@ -260,5 +260,10 @@ def test_threads_that_serve_at_once_keep_begin_and_end_in_turn(watched):
     for thread in threads:
         thread.join()
     assert not watched.lease.open
-    assert 200 <= watched.lease.counted <= 800
+    # Forwards that overlap are one iteration, so how many there are is up to the threads; after them all is exact again.
+    shared = watched.lease.counted
+    assert 1 <= shared <= 800
     assert set(watched.lease.ends) == {1}
+    serve()
+    assert watched.lease.counted == shared + 200
+    assert not model._forward_hooks

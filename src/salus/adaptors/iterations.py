@@ -32,14 +32,14 @@ Must not know: torch, sockets, clocks, or what a lease does.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
 from enum import Enum
 from threading import RLock, get_ident
 from types import FrameType
 from typing import Any, Protocol
 from weakref import ReferenceType, ref
+
+from salus.client.say import say
 
 LEADER_SILENT_STEPS = 100
 EVALUATION_FORWARDS = 8
@@ -344,9 +344,3 @@ installed: Iterations | None = None
 def set_installed(iterations: Iterations | None) -> None:
     global installed
     installed = iterations
-
-
-def say(text: str) -> None:
-    """One line on stderr, and never an error: the stream may be closed."""
-    with contextlib.suppress(Exception):
-        print(f"salus: {' '.join(text.split())}", file=sys.stderr)

@@ -32,7 +32,8 @@ from weakref import ReferenceType, ref
 import torch
 from torch.compiler import is_compiling
 
-from salus.adaptors.iterations import NONE, TRAINING, Iterations, Outermost, is_running, say, set_installed
+from salus.adaptors.iterations import NONE, TRAINING, Iterations, Outermost, is_running, set_installed
+from salus.client.say import say
 
 _cuda: Any = torch.cuda
 _modules: Any = torch.nn.modules.module

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
+from salus.cli.options import parsed
 from salus.client import launch
 from salus.errors import RequestRejected
 from salus.paths import make_private, state_dir
 from salus.protocol.messages import Register
 from salus.units import parse_bytes, parse_duration
-
-T = TypeVar("T")
 
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command, unchanged.")]
 Name = Annotated[str | None, typer.Option(help="What to call the job. Default: the script's name.")]
@@ -67,8 +66,6 @@ def submit(
     asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, str(log))
     # A process of its own session stays with the job, whatever becomes of this terminal.
     code = "import sys, json; from salus.cli.run import supervise; sys.exit(supervise(json.loads(sys.argv[1])))"
-    import json
-
     process = subprocess.Popen(
         [sys.executable, "-c", code, json.dumps(asked.__dict__)],
         stdin=subprocess.DEVNULL,
@@ -115,9 +112,9 @@ def _ask(
         priority=priority,
         weight=weight,
         iterations=iterations,
-        duration_s=_option("--duration", parse_duration, duration),
-        persistent_bytes=_option("--persistent", parse_bytes, persistent),
-        ephemeral_bytes=_option("--ephemeral", parse_bytes, ephemeral),
+        duration_s=None if duration is None else parsed("--duration", parse_duration, duration),
+        persistent_bytes=None if persistent is None else parsed("--persistent", parse_bytes, persistent),
+        ephemeral_bytes=None if ephemeral is None else parsed("--ephemeral", parse_bytes, ephemeral),
         log=log,
     )
 
@@ -126,12 +123,3 @@ def _name(command: list[str]) -> str:
     """`python -u train.py --lr 1` is train."""
     script = next((word for word in command[1:] if word.endswith(".py")), command[0])
     return Path(script).stem or command[0]
-
-
-def _option(option: str, parse: Callable[[str], T], text: str | None) -> T | None:
-    if text is None:
-        return None
-    try:
-        return parse(text)
-    except RequestRejected as error:
-        raise RequestRejected(f"{option}: {error}") from None

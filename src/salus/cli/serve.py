@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from salus.cli.options import parsed
 from salus.core.model import GpuConfig
 from salus.errors import RequestRejected
 from salus.paths import socket_path, state_dir
@@ -42,13 +43,13 @@ def serve(
         level=logging.INFO if verbose else logging.WARNING, format="salus: %(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    size = parse_bytes(capacity) if capacity is not None else memory
+    size = parsed("--capacity", parse_bytes, capacity) if capacity is not None else memory
     if size == 0:
         raise RequestRejected("--capacity: 0 is nothing to share; write it like 16GiB")
     options = Options(
         socket=socket_path(),
         state=state_dir(),
-        config=GpuConfig(capacity_bytes=size, quantum_s=parse_duration(quantum)),
+        config=GpuConfig(capacity_bytes=size, quantum_s=parsed("--quantum", parse_duration, quantum)),
         policy=policy,
         journal=journal,
         linger=linger,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from salus.cli.console import make_console
+from salus.cli.options import parsed
 from salus.errors import RequestRejected
 from salus.plugins import load_policy
 from salus.simulate import report
@@ -20,8 +20,6 @@ from salus.simulate.metrics import Summary, summarize
 from salus.simulate.trace import TraceJob, read_profile, read_trace, write_trace
 from salus.simulate.workloads import DEFAULT_LOAD, generate
 from salus.units import parse_bytes, parse_duration
-
-T = TypeVar("T")
 
 MOST_JOBS = 10_000_000
 
@@ -70,10 +68,10 @@ def simulate(
     Example: `salus simulate --generate 100 --policy fifo,srtf --plot jct.png`
     Example: `salus simulate trace.csv --profile models.csv --gpus 4 --memory 40GiB --json`
     """
-    memory_bytes = _option("--memory", parse_bytes, memory)
+    memory_bytes = parsed("--memory", parse_bytes, memory)
     if memory_bytes == 0:
         raise RequestRejected("--memory: 0 is no GPU; write it like 16GiB")
-    page_bytes_per_s = _option("--page-rate", parse_bytes, page_rate)
+    page_bytes_per_s = parsed("--page-rate", parse_bytes, page_rate)
     if page_bytes_per_s == 0:
         raise RequestRejected(
             "--page-rate: nothing can be paged at 0 bytes a second; for no paging say --host-memory 0"
@@ -87,9 +85,9 @@ def simulate(
     hardware = Hardware(
         gpus=gpus,
         memory_bytes=memory_bytes,
-        host_bytes=_option("--host-memory", parse_bytes, host_memory),
-        quantum_s=auto_quantum(jobs, gpus) if quantum == "auto" else _option("--quantum", parse_duration, quantum),
-        switch_s=_option("--switch-cost", parse_duration, switch_cost),
+        host_bytes=parsed("--host-memory", parse_bytes, host_memory),
+        quantum_s=auto_quantum(jobs, gpus) if quantum == "auto" else parsed("--quantum", parse_duration, quantum),
+        switch_s=parsed("--switch-cost", parse_duration, switch_cost),
         page_bytes_per_s=page_bytes_per_s,
     )
     outcomes: dict[str, Outcome] = {}
@@ -184,10 +182,3 @@ def _policy_names(text: str) -> list[str]:
     for name in names:
         load_policy(name)
     return list(dict.fromkeys(names))
-
-
-def _option(option: str, parse: Callable[[str], T], text: str) -> T:
-    try:
-        return parse(text)
-    except RequestRejected as error:
-        raise RequestRejected(f"{option}: {error}") from None

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from salus.client.connection import ServiceConnection
-from salus.client.lease import say
+from salus.client.say import say
 from salus.errors import RequestRejected, SalusError, ServiceUnavailable
 from salus.paths import socket_path, state_dir
 from salus.protocol import messages as msg

@@ -13,15 +13,14 @@ was, it says so once on stderr and the job runs unmanaged.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import sys
 import threading
 import time
 from pathlib import Path
 
 from salus.client.connection import ServiceConnection
+from salus.client.say import say
 from salus.errors import SalusError
 from salus.protocol import messages as msg
 from salus.protocol.page import MAGIC, JobState, Page, Word
@@ -226,9 +225,3 @@ def of_this_process() -> Lease | None:
     if _of_this_process is None and job_id and token and path:
         _of_this_process = Lease(Path(path), job_id, token)
     return _of_this_process
-
-
-def say(line: str) -> None:
-    """One line on stderr; a stderr that is closed is no reason to fail."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"salus: {line}", file=sys.stderr, flush=True)
