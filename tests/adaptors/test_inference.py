@@ -260,7 +260,7 @@ def test_threads_that_serve_at_once_keep_begin_and_end_in_turn(watched):
     for thread in threads:
         thread.join()
     assert not watched.lease.open
-    # Forwards that overlap are one iteration, so how many there are is up to the threads; after them all is exact again.
+    # Forwards that overlap are one iteration, so how many there are is up to the threads; afterwards it is exact again.
     shared = watched.lease.counted
     assert 1 <= shared <= 800
     assert set(watched.lease.ends) == {1}
