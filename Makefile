@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types pytest demo bench-core bench-scale format clean
+.PHONY: help install test lint types pytest demo simulate bench-host bench-core bench-scale format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -31,10 +31,16 @@ types: $(INSTALLED) ## mypy, strict
 pytest: $(INSTALLED) ## the tests alone
 	$(BIN)/python -m pytest -n auto
 
-demo: $(INSTALLED) ## compare the policies on a simulated trace; writes a plot and a timeline
+demo: $(INSTALLED) ## four real training jobs under three policies; writes timelines to build/
+	$(BIN)/salus demo --out build
+
+simulate: $(INSTALLED) ## compare the policies on 100 simulated jobs; writes a plot and a timeline to build/
 	mkdir -p build
 	$(BIN)/salus simulate --generate 100 --seed 1 --policy fifo,srtf,pack,fair --memory 16GiB \
-		--plot build/demo.png --timeline build/demo.html
+		--plot build/simulated.png --timeline build/simulated.html
+
+bench-host: $(INSTALLED) ## switching, a crowd, shares on the CPU; writes benchmarks/results/host-*.json
+	for name in switch crowd sharing; do $(BIN)/salus bench $$name --out benchmarks/results/host-$$name.json || exit 1; done
 
 bench-core: $(INSTALLED) ## the cost of one decision; writes benchmarks/results/core.json
 	$(BIN)/python benchmarks/core.py --out benchmarks/results/core.json

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns
 
-import machine
 from rich.console import Console
 from rich.table import Table
 
+from salus.bench import machine
 from salus.core.actions import Action
 from salus.core.events import Event
 from salus.core.scheduler import Scheduler

@@ -14,10 +14,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import machine
 from rich.console import Console
 from rich.table import Table
 
+from salus.bench import machine
 from salus.cli.simulate import auto_quantum
 from salus.plugins import load_policy
 from salus.simulate.engine import Hardware, Simulation

@@ -32,7 +32,22 @@ MAY_IMPORT = {
     "adaptors": {"adaptors", "client"},
     "service": {"service", "protocol", "core", "errors", "paths", "plugins", "salus"},
     "simulate": {"simulate", "core", "errors", "units"},
-    "cli": {"cli", "simulate", "service", "client", "protocol", "core", "errors", "units", "paths", "plugins", "salus"},
+    "bench": {"bench", "simulate", "service", "client", "protocol", "core", "errors", "salus"},
+    "cli": {
+        "cli",
+        "bench",
+        "simulate",
+        "service",
+        "client",
+        "protocol",
+        "core",
+        "errors",
+        "units",
+        "paths",
+        "plugins",
+        "doctor",
+        "salus",
+    },
 }
 """Packages of Salus that each package may import."""
 

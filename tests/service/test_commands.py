@@ -110,11 +110,88 @@ def test_what_is_wrong_is_one_line(serve, arguments, complaint):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["run", "submit", "ps", "logs", "wait", "cancel", "serve", "replay", "policy"])
+@pytest.mark.parametrize(
+    "command", ["run", "submit", "ps", "logs", "wait", "cancel", "serve", "replay", "policy", "top", "doctor", "demo"]
+)
 def test_every_command_has_help_with_an_example(serve, command):
     done = serve(start=False).salus(command, "--help")
     assert done.returncode == 0
     assert "Example:" in done.stdout
+
+
+def test_the_shell_completes_commands_policies_and_jobs(serve):
+    service = serve()
+    service.job("--name", "a", iterations=1000, seconds=0.005)
+    service.when("a", "running")
+
+    def completed(*words: str) -> list[str]:
+        service.environment |= {
+            "_SALUS_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(["salus", *words]),
+            "COMP_CWORD": str(len(words)),
+        }
+        return service.salus().stdout.split()
+
+    assert completed("po") == ["policy"]
+    assert completed("policy", "f") == ["fair", "fifo"]
+    assert completed("cancel", "") == ["1"]
+
+
+def test_top_shows_who_runs_and_the_shares(serve):
+    service = serve("--policy", "fair", "--capacity", "4GiB")
+    for name in ("left", "right"):
+        service.job("--name", name, "--ephemeral", "3GiB", iterations=100_000, seconds=0.005)
+        service.when(name, "running", "ready")
+    shown = service.salus("top", "--once", "--interval", "1s").stdout
+    assert "policy fair, quantum 20 ms, 2 jobs, 0 wait for memory" in shown
+    assert "3 GiB of 4 GiB" in shown
+    shares = {words[2]: words[6] for words in map(str.split, shown.splitlines()) if words[2:3] in (["left"], ["right"])}
+    assert set(shares) == {"left", "right"}
+    assert all(30 <= int(share.rstrip("%")) <= 70 for share in shares.values()), shown
+    assert "runs in lane" in shown, "who waits says why"
+
+
+def test_doctor_says_what_is_there_and_what_to_do(serve, tmp_path):
+    service = serve(start=False)
+    told = service.salus("doctor", "--json")
+    found = {row["what"]: row for row in json.loads(told.stdout)}
+    assert told.returncode == 0, told.stdout
+    assert found["Python"]["verdict"] == found["system"]["verdict"] == "good"
+    assert "none runs" in found["service"]["found"]
+    assert all(row["advice"] for row in found.values() if row["verdict"] == "bad")
+    assert "Python" in service.salus("doctor").stdout
+    (tmp_path / "in-the-way").touch()
+    service.environment["SALUS_STATE_DIR"] = str(tmp_path / "in-the-way" / "salus")
+    told = service.salus("doctor", "--json")
+    assert told.returncode == 1
+    (state,) = (row for row in json.loads(told.stdout) if row["what"] == "state")
+    assert (state["verdict"], state["advice"]) == ("bad", "set SALUS_STATE_DIR to a folder of yours")
+
+
+def test_where_no_service_can_be_had_run_refuses_or_runs_unmanaged_as_it_was_told(serve):
+    service = serve(start=False)
+    service.environment["SALUS_STATE_DIR"] = "/proc/nowhere"
+    refused = service.salus("run", "--", "echo", "hello")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    ran = service.salus("run", "--if-no-service", "run", "--", "sh", "-c", "echo hello; exit 3")
+    assert (ran.returncode, ran.stdout) == (3, "hello\n")
+    assert ran.stderr.count("\n") == 1 and "runs unmanaged" in ran.stderr
+
+
+def test_bench_switch_and_crowd_measure_and_write_what_they_measured(serve, tmp_path):
+    service = serve(start=False)
+    done = service.salus("bench", "switch", "--quick", "--out", str(tmp_path / "switch.json"))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "switch.json").read_text())
+    assert result["boundary"]["system_calls"] in ("none", None), "a boundary that nobody asks for makes no system call"
+    assert result["hand_over"]["count"] > 100
+    assert result["machine"]["cores"] >= 1
+    done = service.salus("bench", "crowd", "--jobs", "20", "--seconds", "2", "--out", str(tmp_path / "crowd.json"))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "crowd.json").read_text())
+    assert result["jobs_finished"] == result["most_at_once"] == 20
+    unknown = service.salus("bench", "switch", "--device", "moon")
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
 
 
 def test_the_client_works_in_a_bare_interpreter():

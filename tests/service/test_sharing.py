@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -87,6 +88,17 @@ def test_a_job_that_sits_between_iterations_does_not_keep_others_waiting(serve):
     service.when("sleepy", "running", "idle")
     finish(service.job("--name", "busy", *ONE_LANE, iterations=50, seconds=0.005))
     assert service.jobs()["sleepy"]["finished_at"] is None
+
+
+def test_a_job_gives_its_lease_up_when_its_script_is_done_not_when_its_process_is_gone(serve, tmp_path):
+    service = serve()
+    script = tmp_path / "slow_end.py"
+    # Taken apart at the very end, when no thread runs any more; a framework takes its time there too.
+    slow = "import time\nclass Slow:\n    def __del__(self, sleep=time.sleep): sleep(20)\nslow = Slow()\n"
+    script.write_text(slow + service.job_file.read_text())
+    service.salus_in_background("run", "--name", "slow", "--", sys.executable, str(script), "3", "0.001")
+    row = service.when("slow", "idle")
+    assert row["iterations"] == 3 and row["finished_at"] is None
 
 
 def test_a_command_that_was_seen_before_is_known_by_what_it_used_then(serve):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +84,34 @@ def test_a_script_that_fails_fails_as_it_would_alone(serve, tmp_path):
     done = service.salus("run", "--", sys.executable, str(script))
     assert done.returncode == alone.returncode == 1
     assert done.stderr.splitlines()[-1] == alone.stderr.splitlines()[-1]
+
+
+def test_a_script_of_another_environment_needs_no_salus_there(serve, tmp_path):
+    """The other environment has torch and everything it needs, linked, and nothing of Salus."""
+    home = tmp_path / "other"
+    venv.create(home, with_pip=False, symlinks=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "salus" not in entry.name and entry.suffix != ".pth":
+            (packages / entry.name).symlink_to(entry)
+    python = str(home / "bin" / "python")
+    missing = subprocess.run([python, "-c", "import torch, salus"], capture_output=True, text=True, check=False)
+    assert "No module named 'salus'" in missing.stderr
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    service = serve()
+    del service.environment["PYTHONPATH"]
+    done = service.salus("run", "--name", "other", "--", python, str(script), "0", "0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert service.jobs()["other"]["iterations"] == ITERATIONS
+
+
+def test_the_demo_runs_real_jobs_and_writes_its_timelines(serve, tmp_path):
+    service = serve(start=False)
+    done = service.salus("demo", "--device", "cpu", "--policy", "fifo,srtf", "--scale", "0.05", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "the losses of all jobs are the same to the last bit under every policy" in done.stdout
+    for name in ("long", "medium", "short", "tiny", "fifo", "srtf", "avg queuing", "avg JCT", "makespan"):
+        assert name in done.stdout
+    assert (tmp_path / "demo.html").stat().st_size > 5000
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")

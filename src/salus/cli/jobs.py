@@ -13,12 +13,23 @@ from rich.table import Table
 
 from salus.cli.console import make_console
 from salus.client.connection import ServiceConnection
-from salus.client.launch import connect
-from salus.errors import RequestRejected
+from salus.client.launch import as_shell_status, connect
+from salus.errors import RequestRejected, SalusError
 from salus.protocol import messages as msg
 from salus.units import format_bytes, format_duration
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The number that salus ps shows.")]
+
+def _complete_job() -> list[tuple[str, str]]:
+    try:
+        with connect(start=False) as connection:
+            return [(row["id"], row["name"]) for row in connection.jobs(everything=True)]
+    except SalusError:
+        return []  # the shell's prompt is no place for a complaint
+
+
+JobId = Annotated[
+    str, typer.Argument(metavar="JOB", help="The number that salus ps shows.", autocompletion=_complete_job)
+]
 
 
 def ps(
@@ -94,8 +105,7 @@ def wait(job: JobId) -> None:
     with connect(start=False) as connection:
         connection.wait_for_ever()
         ended: msg.Ended = connection.request(msg.AwaitJob(job))
-    code = ended.exit_code
-    raise typer.Exit(1 if code is None else code if code >= 0 else 128 - code)
+    raise typer.Exit(1 if ended.exit_code is None else as_shell_status(ended.exit_code))
 
 
 def cancel(

@@ -10,7 +10,7 @@ import sys
 import typer
 
 from salus import __version__
-from salus.cli import jobs, policy, replay, run, serve, simulate
+from salus.cli import bench, demo, doctor, jobs, policy, replay, run, serve, simulate, top
 from salus.errors import SalusError
 
 # Typer has brought its own copy of click since 0.29, and needed click before: either way, the base of its usage errors.
@@ -28,15 +28,19 @@ for command in (
     run.run,
     run.submit,
     jobs.ps,
+    top.top,
     jobs.logs,
     jobs.wait,
     jobs.cancel,
     policy.policy,
     serve.serve,
+    doctor.doctor,
     simulate.simulate,
+    demo.demo,
     replay.replay,
 ):
     app.command()(command)
+app.add_typer(bench.app, name="bench")
 
 
 def _show_version(wanted: bool) -> None:
@@ -55,7 +59,7 @@ def _options(
 def main() -> None:
     """The entry point of the `salus` program."""
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name="salus", standalone_mode=False)
     except SalusError as error:
         _fail(str(error))
     except _UsageFault as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from salus.errors import RequestRejected
+from salus.plugins import policy_classes
 
 T = TypeVar("T")
 
@@ -16,3 +17,8 @@ def parsed(option: str, parse: Callable[[str], T], text: str) -> T:
         return parse(text)
     except RequestRejected as error:
         raise RequestRejected(f"{option}: {error}") from None
+
+
+def complete_policy(incomplete: str) -> list[str]:
+    """For the shell."""
+    return sorted(name for name in policy_classes() if name.startswith(incomplete))

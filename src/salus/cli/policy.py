@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from salus.cli.console import make_console
+from salus.cli.options import complete_policy
 from salus.client.launch import connect
 from salus.errors import ServiceUnavailable
 from salus.plugins import load_policy, policy_classes
@@ -16,7 +17,10 @@ from salus.protocol import messages as msg
 
 
 def policy(
-    name: Annotated[str | None, typer.Argument(metavar="[POLICY]", help="Change to this one, at once.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[POLICY]", help="Change to this one, at once.", autocompletion=complete_policy),
+    ] = None,
 ) -> None:
     """Change the policy of the running service, or list the policies there are.
 

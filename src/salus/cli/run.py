@@ -37,6 +37,12 @@ def run(
     duration: Duration = None,
     persistent: Persistent = None,
     ephemeral: Ephemeral = None,
+    if_no_service: Annotated[
+        str,
+        typer.Option(
+            metavar="refuse|run", help="What to do where no service can be had: nothing, or run the command unmanaged."
+        ),
+    ] = "refuse",
 ) -> None:
     """Run a command as a job that shares the device. Input, output, signals and exit status pass through.
 
@@ -44,7 +50,9 @@ def run(
     Example: `salus run --name big --weight 2 --ephemeral 4GiB -- python train.py --epochs 3`
     """
     asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral)
-    raise typer.Exit(launch.run(asked))
+    if if_no_service not in ("refuse", "run"):
+        raise RequestRejected(f"--if-no-service: {if_no_service!r} is not understood; expected refuse or run")
+    raise typer.Exit(launch.run(asked, unmanaged_if_none=if_no_service == "run"))
 
 
 def submit(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from salus.cli.options import parsed
+from salus.cli.options import complete_policy, parsed
 from salus.core.model import GpuConfig
 from salus.errors import RequestRejected
 from salus.paths import socket_path, state_dir
@@ -17,7 +17,9 @@ from salus.units import format_bytes, parse_bytes, parse_duration
 
 
 def serve(
-    policy: Annotated[str, typer.Option(help="Who runs when; see salus policy.")] = "fair",
+    policy: Annotated[
+        str, typer.Option(help="Who runs when; see salus policy.", autocompletion=complete_policy)
+    ] = "fair",
     quantum: Annotated[
         str, typer.Option(metavar="TIME", help="A lease lasts at least this long; 0 switches at every boundary.")
     ] = "20ms",

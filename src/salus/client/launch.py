@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
@@ -69,9 +70,15 @@ def environment_for(job: msg.Registered, base: Mapping[str, str]) -> dict[str, s
     }
 
 
-def run(asked: msg.Register, *, announce: bool = False) -> int:
+def run(asked: msg.Register, *, announce: bool = False, unmanaged_if_none: bool = False) -> int:
     """Runs a job to its end and gives back its exit status, as a shell would: 128 and the signal that killed it."""
-    connection = connect(start=True)
+    try:
+        connection = connect(start=True)
+    except SalusError as error:
+        if not unmanaged_if_none:
+            raise
+        say(f"{error}; {asked.name} runs unmanaged")
+        return as_shell_status(_wait(_start(asked.command, dict(os.environ))))
     job: msg.Registered = connection.request(asked)
     connection.wait_for_ever()
     if announce:
@@ -80,11 +87,11 @@ def run(asked: msg.Register, *, announce: bool = False) -> int:
     if asked.log is not None:
         output = Path(asked.log).open("ab")  # noqa: SIM115 - the child writes to it until it ends
     try:
-        process = subprocess.Popen(asked.command, env=environment_for(job, os.environ), stdout=output, stderr=output)
-    except OSError as error:
+        process = _start(asked.command, environment_for(job, os.environ), output)
+    except RequestRejected:
         connection.send(msg.Finished(127))
         connection.close()
-        raise RequestRejected(f"{asked.command[0]}: cannot be run ({error.strerror})") from None
+        raise
     listener = threading.Thread(target=_listen, args=(connection, process, job.job_id), daemon=True)
     listener.start()
     status = _wait(process)
@@ -95,7 +102,18 @@ def run(asked: msg.Register, *, announce: bool = False) -> int:
     except SalusError:
         pass
     connection.close()
+    return as_shell_status(status)
+
+
+def as_shell_status(status: int) -> int:
     return status if status >= 0 else 128 - status
+
+
+def _start(command: list[str], environment: dict[str, str], output: BinaryIO | None = None) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    except OSError as error:
+        raise RequestRejected(f"{command[0]}: cannot be run ({error.strerror})") from None
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

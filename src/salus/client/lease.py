@@ -13,6 +13,7 @@ was, it says so once on stderr and the job runs unmanaged.
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import threading
@@ -57,6 +58,7 @@ class Lease:
         """When the last iteration did."""
         self._words = memoryview(bytearray(4096)).cast("Q")
         os.register_at_fork(after_in_child=self._after_fork)
+        atexit.register(self._before_exit)
 
     # Around every iteration.
 
@@ -201,6 +203,16 @@ class Lease:
         say(f"{why}; job {self._job_id} goes on unmanaged")
         if self._attached:
             os.eventfd_write(self._lost_event, 1)
+
+    def _before_exit(self) -> None:
+        """The script is done. Taking the framework down can last half a second, without the helper thread."""
+        # Not for long: a thread of the script may hold the lock and never come back.
+        if self._lock.acquire(timeout=0.1):
+            try:
+                if self._attached and self._managed and self._holding and self._words[_STATE] != _ITERATING:
+                    self._yield(wants_more=False)
+            finally:
+                self._lock.release()
 
     def _after_fork(self) -> None:
         """In a child: helper thread and lease stayed with the parent. It attaches if it uses the device itself."""

@@ -237,6 +237,11 @@ Message = Any
 
 
 def encode(message: Message) -> bytes:
+    ready_made = _READY_MADE.get(message) if type(message) in _SHORT else None
+    return ready_made if ready_made is not None else _encode(message)
+
+
+def _encode(message: Message) -> bytes:
     kind = _name(type(message))
     body = {"type": kind, **{part.name: getattr(message, part.name) for part in fields(message)}}
     packet = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
@@ -247,6 +252,8 @@ def encode(message: Message) -> bytes:
 
 def decode(packet: bytes, known: tuple[type, ...]) -> Message:
     """The message in a packet, if it is one of the known ones and right in every part."""
+    if packet in _PACKETS and type(_PACKETS[packet]) in known:
+        return _PACKETS[packet]
     if len(packet) > MAX_PACKET_BYTES:
         raise ProtocolError(f"a packet of over {MAX_PACKET_BYTES} bytes")
     try:
@@ -302,3 +309,9 @@ def _schema(message: type) -> _Schema:
 
 
 _SCHEMAS = {_name(message): _schema(message) for message in (*FROM_CLIENT, *FROM_SERVICE)}
+
+# Between the end of one job's iteration and the start of the next one's lie a few messages that never change: they are
+# looked up, both ways, rather than built and parsed.
+_SHORT = (Ready, Yielded, Look)
+_READY_MADE = {message: _encode(message) for message in (Ready(), Yielded(True), Yielded(False), Look())}
+_PACKETS = {packet: message for message, packet in _READY_MADE.items()}

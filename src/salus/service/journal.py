@@ -73,6 +73,25 @@ class Journal:
         self._file = None
 
 
+def leases(path: Path) -> list[tuple[str, int, float, float]]:
+    """Who held the lease of which lane from when to when, in a whole journal: job, lane, start and end."""
+    held: dict[str, tuple[int, float]] = {}
+    found: list[tuple[str, int, float, float]] = []
+    last = 0.0
+    with path.open() as file:
+        next(file, None)
+        for line in map(json.loads, file):
+            event, last = line["event"], line["t"]
+            gives_up = event.get("yielded") or event["kind"] in ("JobIdled", "JobLeft")
+            if gives_up and event["job_id"] in held:
+                lane, since = held.pop(event["job_id"])
+                found.append((event["job_id"], lane, since, last))
+            for action in line["actions"]:
+                if action["kind"] == "GrantLease":
+                    held[action["job_id"]] = (action["lane_id"], last)
+    return found + [(job_id, lane, since, last) for job_id, (lane, since) in held.items()]
+
+
 def replay(path: Path, load_policy: Callable[[str], Policy]) -> tuple[int, str | None]:
     """Feeds a journal's events to a new scheduler. How many there were, and the first difference if there is one."""
     try:

@@ -252,9 +252,8 @@ class Live:
                 self._grant(self.jobs[job_id])
             case act.RevokeLease(job_id):
                 job = self.jobs[job_id]
-                if job.page is not None and job.worker is not None:
+                if job.page is not None:
                     job.page.words[Word.REVOKE] = 1
-                    job.worker.send(msg.Look())
             case act.AdmitJob(job_id):
                 job = self.jobs[job_id]
                 if job.launcher is not None and job.last_queued is not None:
@@ -289,14 +288,19 @@ class Live:
         self.handle(ev.TimerFired())
 
     def _tell_contention(self) -> None:
-        """Tells lease holders when somebody waits, so that one that sits between iterations gives up its lease."""
+        """Tells lease holders when somebody waits, so that one that sits between iterations gives up its lease.
+
+        A revocation alone is told by the page only: the job looks at it at its next boundary, and if that is a moment
+        away, waking its helper thread would only be in the way.
+        """
         self._contention = None
         jobs = self.scheduler.jobs
         contended = any(core.competing and core.lease is Lease.NONE for core in jobs.values())
         for job in self._holders.values():
-            if job.page is not None and job.worker is not None and job.page.words[Word.CONTENDED] != contended:
-                job.page.words[Word.CONTENDED] = contended
-                if contended:
+            wanted = contended or jobs[job.job_id].lease is Lease.REVOKED
+            if job.page is not None and job.worker is not None and job.page.words[Word.CONTENDED] != wanted:
+                job.page.words[Word.CONTENDED] = wanted
+                if wanted:
                     job.worker.send(msg.Look())
         if contended:
             # Who has a lease changes with every switch, so look again as long as there is somebody who has none.

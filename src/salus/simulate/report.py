@@ -137,6 +137,34 @@ def write_plot(path: Path, outcomes: Mapping[str, Outcome], summaries: Mapping[s
 # The timeline
 
 
+def write_timeline_picture(path: Path, outcomes: Mapping[str, Outcome]) -> None:
+    """A row for each job, one panel above the other for each policy: grey while it waits, coloured while it runs."""
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = max(len(outcome.records) for outcome in outcomes.values())
+    figure = Figure(figsize=(10, 0.9 + len(outcomes) * (0.7 + 0.32 * rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(outcomes), 1, sharex=True, squeeze=False)[:, 0]
+    colours = colormaps["tab10"]
+    for panel, (name, outcome) in zip(panels, outcomes.items(), strict=True):
+        begin = min(record.job.submit_s for record in outcome.records)
+        for row, record in enumerate(outcome.records):
+            panel.broken_barh([(record.job.submit_s - begin, record.jct_s)], (row - 0.36, 0.72), color="#dde1e6")
+            ran = [(s.start_s - begin, s.end_s - s.start_s) for s in outcome.segments if s.job_id == record.job.job_id]
+            panel.broken_barh(ran, (row - 0.36, 0.72), color=colours(row % 10))
+        panel.set_yticks(
+            range(len(outcome.records)), [record.job.name or record.job.job_id for record in outcome.records]
+        )
+        panel.invert_yaxis()
+        panel.set_title(name, loc="left", fontsize=11)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="x", alpha=0.3)
+    panels[-1].set_xlabel("seconds; grey: submitted and waiting")
+    writing(path, lambda: figure.savefig(path, dpi=130))
+
+
 def write_timeline(path: Path, outcomes: Mapping[str, Outcome], summaries: Mapping[str, Summary]) -> None:
     """A page with a chart for each policy. It needs no network: data and program are in the file."""
     data = [_timeline_data(name, outcome, summaries[name]) for name, outcome in outcomes.items()]

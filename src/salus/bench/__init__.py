@@ -1,0 +1,1 @@
+"""The benchmarks behind `salus bench`: one small file an experiment."""

@@ -1,0 +1,144 @@
+"""`salus demo`: four real training jobs of different lengths, under one policy after the other.
+
+The jobs are an ordinary script (`scripts/train.py`). They are measured alone first, so that each can be given the
+number of iterations that makes it as long as it should be. Then, for each policy, a service of its own starts, all four
+start up and wait, the clock starts, and they arrive one after another, the longest first. Declared sizes put them in
+one lane.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from salus.bench.own_service import OwnService
+from salus.bench.switch import TRAIN, bare, finished
+from salus.core.model import Footprint
+from salus.errors import RequestRejected, SalusError
+from salus.service.journal import leases
+from salus.simulate.engine import Hardware, JobRecord, Outcome, Segment
+from salus.simulate.trace import TraceJob
+
+CAPACITY_BYTES, EPHEMERAL_BYTES = 4 << 30, 3 << 30
+"""Of the device as the service is told, and of each job: one lane is all there is room for."""
+QUANTUM_S = 0.1
+"""A processor has to fill its caches again after every switch, which a GPU has not."""
+CALIBRATION = 40
+READY_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class DemoJob:
+    name: str
+    model: str
+    seconds: float
+    """Device time it should take alone."""
+    arrives_s: float
+
+
+JOBS = (
+    DemoJob("long", "convnet", 10.0, 0.0),
+    DemoJob("medium", "lstm", 5.0, 0.5),
+    DemoJob("short", "transformer", 2.5, 1.0),
+    DemoJob("tiny", "mlp", 1.2, 1.5),
+)
+
+Progress = Callable[[str, dict[str, int]], None]
+"""What is going on, and the iterations done by each job."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    job: DemoJob
+    iterations: int
+    iteration_s: float
+
+
+def check_can_run(device: str) -> str:
+    """The device to run on; before the work rather than after it."""
+    code = "import torch; print(torch.cuda.is_available())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise RequestRejected(f"the demo trains with PyTorch, which {sys.executable} does not have: pip install torch")
+    has_gpu = found.stdout.strip() == "True"
+    if device == "cuda" and not has_gpu:
+        raise RequestRejected("--device: PyTorch finds no GPU here; leave the option out to run on the CPU")
+    return ("cuda" if has_gpu else "cpu") if device == "auto" else device
+
+
+def calibrate(device: str, scale: float, progress: Progress) -> list[Measured]:
+    """How many iterations make each job as long as it should be."""
+    measured = []
+    for job in JOBS:
+        progress(f"measuring {job.name} alone", {})
+        told = json.loads(bare([*_command(job, device, CALIBRATION)]))
+        iteration_s = statistics.median(told["seconds"])
+        measured.append(Measured(job, max(1, round(job.seconds * scale / iteration_s)), iteration_s))
+    return measured
+
+
+def run_policy(policy: str, jobs: Sequence[Measured], device: str, progress: Progress) -> tuple[Outcome, list[str]]:
+    """What happened, and the digests of all losses."""
+    options = ("--policy", policy, "--quantum", f"{QUANTUM_S}s", "--capacity", f"{CAPACITY_BYTES}B")
+    with OwnService(*options) as service:
+        go = service.socket.parent / "go"
+        started = []
+        for one in jobs:
+            command = [*_command(one.job, device, one.iterations), "--warm-up", "0"]
+            command += ["--go", str(go), "--delay", str(one.job.arrives_s)]
+            length = ("--duration", f"{one.iterations * one.iteration_s:.3f}s", "--iterations", str(one.iterations))
+            size = ("--ephemeral", f"{EPHEMERAL_BYTES}B")
+            started.append(service.run(command, "--name", one.job.name, *length, *size))
+            _wait_until_registered(service, len(started))
+        progress(f"{policy}: starting up", {})
+        _wait_until_ready(started)
+        begin_s = time.monotonic()
+        go.touch()
+        with service.connect() as connection:
+            while any(process.poll() is None for process in started):
+                progress(policy, {row["name"]: row["iterations"] for row in connection.jobs(everything=True)})
+                time.sleep(0.1)
+            ids = {row["name"]: row["id"] for row in connection.jobs(everything=True)}
+        told = [json.loads(finished(process).splitlines()[-1]) for process in started]
+        service.stop()
+        held = leases(service.journal())
+    records, segments = [], []
+    for one, said in zip(jobs, told, strict=True):
+        job_id = ids[one.job.name]
+        mine = [(lane, start, end) for owner, lane, start, end in held if owner == job_id]
+        footprint = Footprint(0, EPHEMERAL_BYTES)
+        trace_job = TraceJob(
+            job_id, begin_s + one.job.arrives_s, one.iterations, one.iteration_s, footprint, name=one.job.name
+        )
+        records.append(JobRecord(trace_job, 0, started_s=mine[0][1], finished_s=said["ended_s"], leases=len(mine)))
+        segments += [Segment(job_id, 0, lane, start, end) for lane, start, end in mine]
+    busy_s = sum(segment.end_s - segment.start_s for segment in segments)
+    outcome = Outcome(policy, Hardware(1, CAPACITY_BYTES, quantum_s=QUANTUM_S), records, busy_s, segments)
+    return outcome, [said["digest"] for said in told]
+
+
+def _command(job: DemoJob, device: str, iterations: int) -> list[str]:
+    return [sys.executable, str(TRAIN), "--model", job.model, "--device", device, "--iterations", str(iterations)]
+
+
+def _wait_until_registered(service: OwnService, count: int) -> None:
+    """One after the other, so that first come, first served means what it says."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    with service.connect() as connection:
+        while len(connection.jobs(everything=True)) < count:
+            if time.monotonic() > deadline:
+                raise SalusError("a job of the demo did not start")
+            time.sleep(0.02)
+
+
+def _wait_until_ready(started: Sequence[subprocess.Popen[str]]) -> None:
+    """Until every script has said that it is ready."""
+    for process in started:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != "ready":
+            raise RequestRejected(f"a job of the demo failed: {process.communicate()[1].strip()[-300:]}")

@@ -1,0 +1,93 @@
+"""A service of its own for a benchmark or the demo: in a folder of its own, gone with it; the user's is not touched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from salus.client.connection import ServiceConnection
+from salus.errors import ServiceUnavailable
+
+START_TIMEOUT_S = 20.0
+
+
+class OwnService:
+    """With this, a service runs; the jobs started through it end with it at the latest."""
+
+    def __init__(self, *options: str) -> None:
+        self._options = options
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> OwnService:
+        self._folder = tempfile.TemporaryDirectory(prefix="salus-")
+        folder = Path(self._folder.name)
+        self.state = folder / "state"
+        self.socket = folder / "run" / "service.sock"
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("SALUS_")},
+            "SALUS_RUNTIME_DIR": str(self.socket.parent),
+            "SALUS_STATE_DIR": str(self.state),
+        }
+        self._service = self._start("serve", *self._options)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                self.connect().close()
+                return self
+            except ServiceUnavailable:
+                if self._service.poll() is not None or time.monotonic() > deadline:
+                    self.__exit__(None, None, None)
+                    said = self._service.stderr.read().strip() if self._service.stderr else ""
+                    raise ServiceUnavailable(f"the service did not start: {said or 'it does not answer'}") from None
+                time.sleep(0.02)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in reversed(self._started):
+            with contextlib.suppress(ProcessLookupError):
+                # The whole group: a launcher that is killed leaves its job behind, by design.
+                os.killpg(process.pid, signal.SIGTERM if process is self._service else signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+        self._folder.cleanup()
+
+    @property
+    def pid(self) -> int:
+        return self._service.pid
+
+    def connect(self) -> ServiceConnection:
+        return ServiceConnection(self.socket)
+
+    def run(self, command: Sequence[str], *options: str) -> subprocess.Popen[str]:
+        """A job, as `salus run` would start it in a terminal."""
+        return self._start("run", *options, "--", *command)
+
+    def journal(self) -> Path:
+        return next((self.state / "journal").glob("*.jsonl"))
+
+    def stop(self) -> None:
+        """Ends the service, so that its journal is whole."""
+        self._service.terminate()
+        self._service.wait(timeout=20)
+
+    def _start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "salus", *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process

@@ -1,0 +1,205 @@
+"""What switching costs: a boundary nobody asks for, a hand-over from job to job, and the throughput of one job alone.
+
+- Boundary: a job alone begins and ends iterations that do nothing. It must cost microseconds and no system call; for
+  the second part the kernel is asked to end the process at the first one (`seccomp`).
+- Hand-over: two jobs in one lane, switched at every boundary. From the end of one's iteration to the beginning of the
+  other's, on the clock that all processes share.
+- After a kill: a job is killed (SIGKILL) while it holds the lease of the lane. From the kill to the next iteration of
+  the job beside it.
+- Throughput: an unmodified training script, bare and under Salus, in turns, so that both see the same weather.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from salus.bench.own_service import OwnService
+from salus.client.connection import ServiceConnection
+from salus.errors import RequestRejected
+from salus.protocol import messages as msg
+
+TRAIN = Path(__file__).parent / "scripts" / "train.py"
+TARGETS = {
+    "boundary_us": 5.0,
+    "hand_over_us": 150.0,
+    "after_a_kill_ms": 100.0,
+    "throughput": 0.99,
+}
+"""On the host device."""
+TIMEOUT_S = 300
+
+Say = Callable[[str], None]
+
+
+def measure(say: Say, *, boundaries: int, hand_overs: int, kills: int, rounds: int, iterations: int) -> dict[str, Any]:
+    say("a boundary that nobody asks for")
+    result: dict[str, Any] = {"boundary": boundary(boundaries)}
+    say("hand-over from job to job")
+    result["hand_over"] = hand_over(hand_overs)
+    say("after a kill")
+    result["after_a_kill"] = after_a_kill(kills)
+    if rounds:
+        result["throughput"] = throughput(say, rounds, iterations)
+    result["targets"] = TARGETS
+    return result
+
+
+def boundary(count: int) -> dict[str, Any]:
+    with OwnService() as service:
+        output = finished(service.run(_job("alone", count)))
+    costs, calls, *_ = [*map(json.loads, output.splitlines()), "some"]
+    return {
+        "count": count,
+        "median_us": statistics.median(costs),
+        "worst_batch_of_1000_us": max(costs),
+        "system_calls": calls,
+    }
+
+
+def hand_over(count: int, seconds: float = 0.002) -> dict[str, Any]:
+    """Both jobs stand at the door all the time, so that every end of an iteration is a hand-over."""
+    options = ("--ephemeral", "3GiB")
+    with OwnService("--policy", "rr", "--quantum", "0", "--capacity", "4GiB") as service:
+        jobs = [service.run(_job("turns", count, seconds), "--name", name, *options) for name in "ab"]
+        spans = [json.loads(finished(job)) for job in jobs]
+    turns = sorted(
+        (began, ended, job)
+        for job, (all_began, all_ended) in enumerate(spans)
+        for began, ended in zip(all_began, all_ended, strict=True)
+    )
+    gaps_us = [(after[0] - before[1]) / 1000 for before, after in pairwise(turns) if before[2] != after[2]]
+    if len(gaps_us) < count / 2:
+        raise RequestRejected(f"only {len(gaps_us)} hand-overs between {2 * count} iterations; run it again")
+    return {"count": len(gaps_us), "iteration_s": seconds, **spread(gaps_us, "us")}
+
+
+def after_a_kill(count: int) -> dict[str, Any]:
+    """One job stays, and others beside it in its lane are killed one after the other while they run."""
+    options = ("--ephemeral", "3GiB")
+    killed_at: list[int] = []
+    with OwnService("--policy", "fair", "--quantum", "50ms", "--capacity", "4GiB") as service:
+        stays = service.run(_job("turns", 1_000_000, 0.002), "--name", "stays", *options)
+        with service.connect() as connection:
+            _wait_for(connection, "stays", "running")
+            for number in range(count):
+                victim = service.run(_job("turns", 1_000_000, 0.002), "--name", f"victim{number}", *options)
+                pid = _wait_for(connection, f"victim{number}", "running")["pid"]
+                killed_at.append(time.monotonic_ns())
+                os.kill(pid, signal.SIGKILL)
+                victim.wait(timeout=TIMEOUT_S)
+            stays_id = next(row["id"] for row in connection.jobs() if row["name"] == "stays")
+            connection.request(msg.CancelJob(stays_id))
+        began = json.loads(finished(stays))[0]
+    gaps_ms = [(began[bisect_left(began, at)] - at) / 1e6 for at in killed_at]
+    return {"count": count, "median_ms": statistics.median(gaps_ms), "max_ms": max(gaps_ms)}
+
+
+def _wait_for(connection: ServiceConnection, name: str, state: str) -> dict[str, Any]:
+    """The job, once it is in that state and has begun to iterate."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        for row in connection.jobs():
+            if row["name"] == name and row["state"] == state and row["iterations"]:
+                return row
+    raise RequestRejected(f"job {name} of the benchmark was never {state}")
+
+
+def throughput(say: Say, rounds: int, iterations: int) -> dict[str, Any]:
+    """The script's own clock, around its iterations alone: start-up is on neither side."""
+    command = [sys.executable, str(TRAIN), "--device", "cpu", "--iterations", str(iterations)]
+    per_round: list[dict[str, float]] = []
+    digests: set[str] = set()
+    with OwnService() as service:
+        for number in range(rounds):
+            say(f"throughput, round {number + 1} of {rounds}")
+            sides: dict[str, Callable[[], str]] = {
+                "bare_s": lambda: bare(command),
+                "salus_s": lambda: finished(service.run(command)),
+            }
+            # First one side first, then the other: what drifts within a round must not always hit the same one.
+            order = list(sides) if number % 2 == 0 else list(reversed(sides))
+            measured: dict[str, float] = {}
+            for side in order:
+                told = json.loads(sides[side]())
+                measured[side] = statistics.median(told["seconds"])
+                digests.add(told["digest"])
+            per_round.append(measured)
+    ratios = [one["bare_s"] / one["salus_s"] for one in per_round]
+    return {
+        "iterations": iterations,
+        "rounds": per_round,
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "same_losses_bit_for_bit": len(digests) == 1,
+    }
+
+
+def bare(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    if done.returncode:
+        raise RequestRejected(f"the script failed: {_last_line(done.stderr)}")
+    return done.stdout
+
+
+def finished(job: subprocess.Popen[str]) -> str:
+    """The job's output, once it has ended."""
+    output, errors = job.communicate(timeout=TIMEOUT_S)
+    # SIGSYS, from the kernel, is an answer: the output that was there before is the whole story.
+    if job.returncode not in (0, 128 + 31):
+        raise RequestRejected(f"the job failed: {_last_line(errors)}")
+    return output
+
+
+def spread(values: list[float], unit: str) -> dict[str, float]:
+    cuts = statistics.quantiles(values, n=100)
+    return {
+        f"median_{unit}": statistics.median(values),
+        f"p90_{unit}": cuts[89],
+        f"p99_{unit}": cuts[98],
+        f"max_{unit}": max(values),
+    }
+
+
+def verdicts(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """What was measured, the value, the target, and whether it was met."""
+    at_a_boundary, hand = result["boundary"], result["hand_over"]
+    calls = at_a_boundary["system_calls"]
+    rows = [
+        (
+            "boundary, nobody waits",
+            f"{at_a_boundary['median_us']:.2f} us",
+            "at most 5 us",
+            at_a_boundary["median_us"] <= 5,
+        ),
+        ("its system calls", "not checked here" if calls is None else str(calls), "none", calls == "none"),
+        ("hand-over, median", f"{hand['median_us']:.0f} us", "at most 150 us", hand["median_us"] <= 150),
+        ("hand-over, 99 of 100", f"{hand['p99_us']:.0f} us", "", True),
+    ]
+    kill = result["after_a_kill"]
+    slowest = f"after a kill, the slowest of {kill['count']}"
+    rows.append((slowest, f"{kill['max_ms']:.1f} ms", "at most 100 ms", kill["max_ms"] <= 100))
+    if "throughput" in result:
+        ratio = result["throughput"]["ratio"]
+        rows.append(("throughput against bare", f"{ratio:.4f}", "at least 0.99", ratio >= 0.99))
+        same = result["throughput"]["same_losses_bit_for_bit"]
+        rows.append(("losses against bare", "the same bit for bit" if same else "DIFFERENT", "the same", same))
+    return rows
+
+
+def _job(kind: str, count: int, seconds: float = 0.0) -> list[str]:
+    return [sys.executable, "-m", "salus.bench.switch_job", kind, str(count), str(seconds)]
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it said nothing"])[-1]

@@ -1,0 +1,122 @@
+"""`salus top`: the service and its jobs, live in the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.bar import Bar
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from salus.cli.console import make_console
+from salus.cli.options import parsed
+from salus.client.connection import ServiceConnection
+from salus.client.launch import connect
+from salus.errors import RequestRejected
+from salus.protocol import messages as msg
+from salus.units import format_bytes, format_duration, parse_duration
+
+MARKS = {"running": "[green]●[/]", "ready": "[yellow]○[/]"}
+
+
+def top(
+    interval: Annotated[str, typer.Option(metavar="TIME", help="How often to look.")] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="Look twice, an interval apart, print and end.")] = False,
+) -> None:
+    """Watch the jobs live: who runs now, shares of the device, lanes and memory. Ctrl-C ends it.
+
+    Example: `salus top --interval 500ms`
+    """
+    pause_s = parsed("--interval", parse_duration, interval)
+    if pause_s < 0.05:
+        raise RequestRejected("--interval: less than 50ms is not to be read; expected a time like 500ms")
+    console = make_console()
+    with connect(start=False) as connection:
+        before = Look(connection)
+        if once or not sys.stdout.isatty():
+            time.sleep(pause_s)
+            console.print(screen(before, Look(connection)))
+            return
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                now = Look(connection)
+                live.update(screen(before, now), refresh=True)
+                before = now
+                time.sleep(pause_s)
+
+
+class Look:
+    """What the service said at one moment."""
+
+    def __init__(self, connection: ServiceConnection) -> None:
+        status: msg.Status = connection.request(msg.GetStatus())
+        self.status: dict[str, Any] = status.status
+        self.jobs = connection.jobs()
+        self.at_s = time.monotonic()
+
+    def used_s(self) -> dict[str, float]:
+        return {row["id"]: row["gpu_time_s"] for row in self.jobs}
+
+
+def screen(before: Look, now: Look) -> RenderableType:
+    status = now.status
+    used = status["capacity_bytes"] - status["free_bytes"]
+    head = Text.assemble(
+        ("salus", "bold"),
+        f"  policy {status['policy']}, quantum {format_duration(status['quantum_s'])}, ",
+        f"{status['jobs']} jobs, {status['queue_length']} wait for memory",
+    )
+    memory = Table.grid(padding=(0, 1))
+    memory.add_row(
+        "memory",
+        Bar(status["capacity_bytes"], 0, used, width=30, color="cyan"),
+        f"{format_bytes(used)} of {format_bytes(status['capacity_bytes'])}",
+    )
+    return Group(head, memory, Text(), _lanes(now), Text(), _jobs(before, now))
+
+
+def _lanes(now: Look) -> Table:
+    names = {row["id"]: row["name"] for row in now.jobs}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("lane", "size", "runs now", "jobs"):
+        table.add_column(column, no_wrap=column != "jobs")
+    for lane in now.status["lanes"]:
+        holder = lane["holder"]
+        runs = "" if holder is None else f"{holder} {names.get(holder, '')}"
+        table.add_row(str(lane["lane"]), format_bytes(lane["size_bytes"]), runs, " ".join(lane["jobs"]))
+    return table
+
+
+def _jobs(before: Look, now: Look) -> Table:
+    """Shares are of the time on the device since the look before."""
+    earlier = before.used_s()
+    gained = {row["id"]: max(0.0, row["gpu_time_s"] - earlier.get(row["id"], row["gpu_time_s"])) for row in now.jobs}
+    total = sum(gained.values())
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "id", "name", "user", "state", "lane"):
+        table.add_column(column, no_wrap=True)
+    for column in ("share", "iterations", "device time", "persistent", "ephemeral"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("why it waits")
+    for row in now.jobs:
+        share = gained[row["id"]] / total if total else 0.0
+        table.add_row(
+            MARKS.get(row["state"], " "),
+            row["id"],
+            row["name"],
+            row["user"],
+            row["state"],
+            "" if row["lane"] is None else str(row["lane"]),
+            f"{share:.0%}",
+            f"{row['iterations']:,}",
+            format_duration(row["gpu_time_s"]),
+            format_bytes(row["persistent_bytes"]),
+            format_bytes(row["ephemeral_bytes"]),
+            row["wait_reason"] or "",
+        )
+    return table
