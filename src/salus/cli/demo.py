@@ -49,7 +49,10 @@ def demo(
     if not outcomes:
         raise RequestRejected("--policy: expected at least one policy, like fifo,srtf")
     console = make_console()
-    console.print(_jobs_table(outcomes), _policies_table(summaries), sep="\n\n")
+    console.print("seconds from arrival to completion", highlight=False)
+    console.print(_jobs_table(outcomes))
+    console.print("\naverages over the jobs, in seconds", highlight=False)
+    console.print(_policies_table(summaries))
     same = "the same to the last bit" if len(digests) == 1 else "NOT the same"
     console.print(f"\nthe losses of all jobs are {same} under every policy", highlight=False)
     page, picture = folder / "demo.html", folder / "demo.png"
@@ -65,8 +68,7 @@ def demo(
 
 
 def _jobs_table(outcomes: dict[str, Outcome]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title_style="")
-    table.title = "from arrival to completion, seconds"
+    table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("job", no_wrap=True)
     table.add_column("alone", justify="right")
     for name in outcomes:
@@ -79,8 +81,7 @@ def _jobs_table(outcomes: dict[str, Outcome]) -> Table:
 
 
 def _policies_table(summaries: dict[str, Summary]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title_style="")
-    table.title = "averages over the jobs, seconds"
+    table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("policy", no_wrap=True)
     for column in ("avg queuing", "avg JCT", "makespan"):
         table.add_column(column, justify="right")
