@@ -79,11 +79,19 @@ class OwnService:
         self._service.terminate()
         self._service.wait(timeout=20)
 
+    def start_bare(self, command: Sequence[str]) -> subprocess.Popen[str]:
+        """The command without Salus, with everything else the same."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("SALUS_")}
+        return self._spawn(list(command), environment)
+
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
+        return self._spawn([sys.executable, "-m", "salus", *arguments], self.environment)
+
+    def _spawn(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "salus", *arguments],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -45,8 +45,7 @@ def switch(
             boundaries=200_000 // scale,
             hand_overs=2000 // scale,
             kills=20 // scale,
-            rounds=0 if quick else 7,
-            iterations=300,
+            blocks=0 if quick else 100,
         )
     _show(switch_bench.verdicts(result))
     if out is not None:

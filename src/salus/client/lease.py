@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import select
 import threading
 import time
 from pathlib import Path
@@ -104,7 +103,8 @@ class Lease:
                 self._asked = True
                 self._send(msg.Ready())
         while self._managed:
-            self._poll.poll()
+            # Announces a lease, or that the service is lost, or nothing new: the helper took that lease already.
+            os.eventfd_read(self._grant_event)
             with self._lock:
                 if self._accept_grant():
                     self._words[_STATE] = _ITERATING
@@ -112,10 +112,6 @@ class Lease:
                     return
 
     def _accept_grant(self) -> bool:
-        try:
-            os.eventfd_read(self._grant_event)
-        except (BlockingIOError, OSError):
-            return False
         if self._words[_GRANTS] <= self._taken:
             return False
         self._taken = self._words[_GRANTS]
@@ -134,7 +130,6 @@ class Lease:
             connection = ServiceConnection(self._socket_path)
             connection.send(msg.Attach(self._job_id, self._token))
             _, (page, grant_event) = connection.receive()
-            os.set_blocking(grant_event, False)
             self._words = Page(page).words
             os.close(page)
             if self._words[Word.MAGIC] != MAGIC:
@@ -146,10 +141,6 @@ class Lease:
             return False
         connection.wait_for_ever()
         self._connection, self._grant_event = connection, grant_event
-        self._lost_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll = select.poll()
-        self._poll.register(grant_event, select.POLLIN)
-        self._poll.register(self._lost_event, select.POLLIN)
         self._attached = True
         threading.Thread(target=self._listen, args=(connection,), name="salus", daemon=True).start()
         return True
@@ -202,7 +193,7 @@ class Lease:
         self._words = memoryview(bytearray(4096)).cast("Q")
         say(f"{why}; job {self._job_id} goes on unmanaged")
         if self._attached:
-            os.eventfd_write(self._lost_event, 1)
+            os.eventfd_write(self._grant_event, 1)
 
     def _before_exit(self) -> None:
         """The script is done. Taking the framework down can last half a second, without the helper thread."""
@@ -220,7 +211,6 @@ class Lease:
         if self._attached:
             self._connection.close_in_child()
             os.close(self._grant_event)
-            os.close(self._lost_event)
         self._attached = self._holding = self._asked = False
         self._managed = True
         self._taken = 0

@@ -21,6 +21,7 @@ from salus.protocol import messages as msg
 log = logging.getLogger(__name__)
 
 MAX_UNSENT = 256
+_ANCILLARY_BYTES = socket.CMSG_SPACE(64)
 
 
 class Connection:
@@ -73,7 +74,7 @@ class Connection:
 
     def _readable(self) -> None:
         try:
-            packet, ancillary, flags, _ = self._sock.recvmsg(msg.MAX_PACKET_BYTES + 1, socket.CMSG_SPACE(64))
+            packet, ancillary, flags, _ = self._sock.recvmsg(msg.MAX_PACKET_BYTES + 1, _ANCILLARY_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import signal
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 LINGER_S = 1.0
 """A service that was started for a job waits this long after its last one."""
 BACKLOG = 512
+GARBAGE_THRESHOLD = 20_000
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,10 @@ class Server:
         if self._options.linger:
             self._linger = self._loop.call_later(10 * LINGER_S, self._end_if_empty)
         started()
+        # What is here now stays; a collection in the middle of a hand-over would be in the way.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GARBAGE_THRESHOLD)
         try:
             await self._stopping.wait()
         finally:

@@ -25,6 +25,7 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 parser.add_argument("--go")
 parser.add_argument("--delay", type=float, default=0.0)
+parser.add_argument("--block", type=int, help="after each block of iterations, say so and wait for a line of input")
 
 
 class Lstm(nn.Module):
@@ -78,6 +79,9 @@ def main() -> None:
     seconds: list[float] = []
     losses = []
     for index in range(options.warm_up + options.iterations):
+        if options.block and index >= options.warm_up and (index - options.warm_up) % options.block == 0:
+            print("block", flush=True)
+            input()
         start = time.perf_counter()
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
