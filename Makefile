@@ -7,15 +7,19 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types pytest demo simulate bench-host bench-core bench-scale format clean
+.PHONY: help arena install test lint types pytest demo simulate bench-host bench-core bench-scale format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml setup.py $(wildcard csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch $@
+
+arena: ## the C library alone, where it is loaded from; needs nothing but a C compiler
+	$(CC) -std=c11 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Werror \
+		-o src/salus/client/_arena.so csrc/arena.c csrc/device_host.c csrc/device_cuda.c -ldl -lpthread
 
 install: $(INSTALLED) ## make .venv with everything in it
 

@@ -10,5 +10,8 @@ def torch_imported() -> None:
     if ours is not None:
         from salus.adaptors import torch as adaptor
         from salus.adaptors.iterations import Iterations
+        from salus.adaptors.torch_memory import RoutedLease, TorchMemory
 
-        adaptor.install(Iterations(ours))
+        memory = TorchMemory(ours)
+        adaptor.install(Iterations(RoutedLease(ours, memory)), memory)
+        memory.install()

@@ -33,6 +33,7 @@ import torch
 from torch.compiler import is_compiling
 
 from salus.adaptors.iterations import NONE, TRAINING, Iterations, Outermost, is_running, set_installed
+from salus.adaptors.torch_memory import TorchMemory
 from salus.client.say import say
 
 _cuda: Any = torch.cuda
@@ -40,12 +41,12 @@ _modules: Any = torch.nn.modules.module
 _watch: Watch | None = None
 
 
-def install(iterations: Iterations) -> None:
+def install(iterations: Iterations, memory: TorchMemory | None = None) -> None:
     """Watch this process. A second call changes nothing until `uninstall`."""
     global _watch
     if _watch is not None:
         return
-    _watch = Watch(iterations)
+    _watch = Watch(iterations, memory)
     set_installed(iterations)
     _watch.install()
 
@@ -60,8 +61,9 @@ def uninstall() -> None:
 
 
 class Watch:
-    def __init__(self, iterations: Iterations) -> None:
+    def __init__(self, iterations: Iterations, memory: TorchMemory | None = None) -> None:
         self.iterations = iterations
+        self._memory = memory
         self.active = False
         self._undo: list[Callable[[], None]] = []
         self._steps = Outermost()
@@ -317,6 +319,10 @@ class Watch:
             # The frame that calls both hooks is the step's own; one inside it is a subclass that calls super().step().
             if self._steps.enter(sys._getframe(1)):
                 self.iterations.step_began()
+                # With a closure the forward runs inside the step, and that is no state of the optimizer's.
+                closure = len(args) > 1 or "closure" in kwargs
+                if self._memory is not None and not optimizer.state and not closure:
+                    self._memory.first_step_began()
         except Exception as error:
             self.iterations.fail(error)
 
@@ -326,6 +332,8 @@ class Watch:
         try:
             if self._steps.leave(sys._getframe(1)):
                 self._steps_taken += 1
+                if self._memory is not None:
+                    self._memory.first_step_ended(self.iterations.kind is not NONE)
                 if not _capturing():
                     self.iterations.step_ended(optimizer)
         except Exception as error:

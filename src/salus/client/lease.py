@@ -7,6 +7,10 @@ and blocks at its next iteration until a lease comes, which an eventfd announces
 A job that sits between iterations gives its lease up without the main thread's help: a helper thread, which sleeps in a
 receive, is told when somebody else waits, and yields for the main thread if that does not come along within a moment.
 
+With an arena (`Memory`), a lease is given up only when nothing of the job lives in the lane any more; that is settled
+when it yields, and undone when it is granted the next one. Such a job yields at the beginning of its next iteration
+rather than at the end of the last: by then most scripts have dropped their gradients, and less is promoted.
+
 It never exits the process, never prints to stdout, never raises into the user's code. If the service is gone or never
 was, it says so once on stderr and the job runs unmanaged.
 """
@@ -18,6 +22,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Protocol
 
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
@@ -28,6 +33,8 @@ from salus.protocol.page import MAGIC, JobState, Page, Word
 MOMENT_S = 0.003
 """How long a job may sit between iterations while somebody else waits, before the helper yields for it."""
 
+RETRY_S = 0.1
+
 _REVOKE, _CONTENDED, _GRANTS, _STATE = (int(w) for w in (Word.REVOKE, Word.CONTENDED, Word.GRANTS, Word.STATE))
 _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES = (
     int(Word.ITERATIONS),
@@ -37,6 +44,22 @@ _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES = (
 )
 _BETWEEN, _ITERATING, _WAITING = int(JobState.BETWEEN), int(JobState.ITERATING), int(JobState.WAITING)
 _now_ns = time.monotonic_ns
+
+
+class Memory(Protocol):
+    """What a framework's adaptor does with memory around a lease."""
+
+    def open(self, page_address: int, channel: int) -> None:
+        """The service is there: opens the arena. Raises `SalusError` where that cannot be."""
+
+    def before_yield(self) -> bool:
+        """Waits for the device and makes what lives in the lane private. False: the lane cannot be left now."""
+
+    def after_grant(self) -> bool:
+        """Brings the lane up to date. False: it cannot be had, and the job must not run."""
+
+    def listen(self) -> None:
+        """The service sent something that cannot wait for the next grant."""
 
 
 class Lease:
@@ -55,9 +78,20 @@ class Lease:
         """Grants that were used up."""
         self._ended_ns = 0
         """When the last iteration did."""
+        self._memory: Memory | None = None
         self._words = memoryview(bytearray(4096)).cast("Q")
         os.register_at_fork(after_in_child=self._after_fork)
         atexit.register(self._before_exit)
+
+    def attach(self, memory: Memory) -> bool:
+        """Attaches now, with an arena, because the device is used from now on. False: there will be none."""
+        with self._lock:
+            if not self._managed or self._attached:
+                return False
+            self._memory = memory
+            if not self._attach():
+                self._memory = None
+            return self._memory is not None
 
     # Around every iteration.
 
@@ -85,7 +119,7 @@ class Lease:
             words[_ITERATIONS] += iterations
             words[_BOUNDARIES] += 1
             words[_STATE] = _BETWEEN
-            if self._holding and words[_REVOKE]:
+            if self._holding and words[_REVOKE] and self._memory is None:
                 self._yield(wants_more=True)
 
     # Taking and giving up; with the lock held, but for `_take`.
@@ -95,9 +129,11 @@ class Lease:
         with self._lock:
             if not self._attached and not self._attach():
                 return
-            if self._holding:
-                # Revoked since the last boundary: this is one too.
-                self._yield(wants_more=True)
+            # Revoked since the last boundary: this is one too.
+            if self._holding and not self._yield(wants_more=True):
+                self._words[_STATE] = _ITERATING
+                self._words[_BEGAN] = _now_ns()
+                return
             self._words[_STATE] = _WAITING
             if self._managed and not self._asked:
                 self._asked = True
@@ -106,7 +142,7 @@ class Lease:
             # Announces a lease, or that the service is lost, or nothing new: the helper took that lease already.
             os.eventfd_read(self._grant_event)
             with self._lock:
-                if self._accept_grant():
+                if self._accept_grant() and self._bring_memory():
                     self._words[_STATE] = _ITERATING
                     self._words[_BEGAN] = _now_ns()
                     return
@@ -118,20 +154,38 @@ class Lease:
         self._holding, self._asked = True, False
         return True
 
-    def _yield(self, *, wants_more: bool) -> None:
+    def _bring_memory(self) -> bool:
+        if self._memory is None or self._memory.after_grant():
+            return True
+        say(f"job {self._job_id} cannot map the memory of its lane; it tries again")
+        time.sleep(RETRY_S)
+        self._holding, self._asked = False, True
+        self._send(msg.Yielded(True))
+        return not self._managed
+
+    def _yield(self, *, wants_more: bool) -> bool:
+        """False: something lives in the lane and cannot be made private, so the lease is kept."""
+        if self._memory is not None:
+            if not self._memory.before_yield():
+                return False
+            if self._ended_ns:
+                # The device worked on after the last boundary, and has been waited for.
+                self._words[_BUSY] += _now_ns() - self._ended_ns
         self._holding = False
         self._asked = wants_more
         self._send(msg.Yielded(wants_more))
+        return True
 
     # The service.
 
     def _attach(self) -> bool:
         try:
             connection = ServiceConnection(self._socket_path)
-            connection.send(msg.Attach(self._job_id, self._token))
-            _, (page, grant_event) = connection.receive()
-            self._words = Page(page).words
-            os.close(page)
+            connection.send(msg.Attach(self._job_id, self._token, arena=self._memory is not None))
+            _, (descriptor, grant_event, *channel) = connection.receive()
+            page = Page(descriptor)
+            self._words = page.words
+            os.close(descriptor)
             if self._words[Word.MAGIC] != MAGIC:
                 raise SalusError(
                     "the service has another layout of the shared page; install the same version on both sides"
@@ -139,6 +193,12 @@ class Lease:
         except (SalusError, OSError, ValueError) as error:
             self._go_unmanaged(str(error))
             return False
+        if self._memory is not None:
+            try:
+                self._memory.open(page.address(), channel[0])
+            except SalusError as error:
+                say(f"{error}; job {self._job_id} shares the device by turns, in a lane of its own")
+                self._memory = None
         connection.wait_for_ever()
         self._connection, self._grant_event = connection, grant_event
         self._attached = True
@@ -152,6 +212,8 @@ class Lease:
                 message, _ = connection.receive()
                 if isinstance(message, msg.Farewell):
                     raise SalusError("the service has ended")
+                if self._memory is not None:
+                    self._memory.listen()
                 while self._managed and (self._words[_REVOKE] or self._words[_CONTENDED]):
                     if connection.something_comes_within(MOMENT_S):
                         break
@@ -175,7 +237,7 @@ class Lease:
             # A lease may have come for which the main thread had asked in advance, and has not come to fetch.
             self._accept_grant()
         if self._holding:
-            self._yield(wants_more=False)
+            return self._yield(wants_more=False)
         return True
 
     def _send(self, message: msg.Message) -> None:
@@ -212,6 +274,7 @@ class Lease:
             self._connection.close_in_child()
             os.close(self._grant_event)
         self._attached = self._holding = self._asked = False
+        self._memory = None
         self._managed = True
         self._taken = 0
         self._words = memoryview(bytearray(4096)).cast("Q")

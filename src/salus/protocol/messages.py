@@ -60,6 +60,8 @@ class Attach:
 
     job_id: str
     token: str
+    arena: bool = False
+    """It has an arena, and wants the channel for it."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +134,13 @@ class Welcome:
 class Registered:
     job_id: str
     token: str
+    gpu: str | None = None
+    """The GPU the job is placed on, by its UUID; None on the host device."""
 
 
 @dataclass(frozen=True)
 class Attached:
-    """Comes with two descriptors: the shared page, and the event that announces a lease."""
+    """Comes with the shared page, the event that announces a lease, and for an arena its channel, as descriptors."""
 
     job_id: str
 

@@ -7,6 +7,7 @@ A word is 8 bytes and aligned, so that a reader sees the old or the new value an
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from enum import IntEnum
@@ -23,6 +24,8 @@ class Word(IntEnum):
     """Somebody else waits: a job that sits between iterations should not keep its lease."""
     GRANTS = 2
     """Leases granted so far. The job compares it with its own count before it believes in a grant."""
+    SERVICE_PACKETS = 4
+    """Packets sent on the channel of the arena so far."""
     # Written by the job.
     STATE = 8
     ITERATIONS = 9
@@ -31,6 +34,14 @@ class Word(IntEnum):
     BEGAN_NS = 11
     """When the iteration that runs began, on CLOCK_MONOTONIC; 0 between iterations."""
     BOUNDARIES = 12
+    # Written by the job's arena (csrc/arena.h).
+    PRIVATE_BYTES = 16
+    """Memory of its own, promoted slots included."""
+    PROMOTED_BYTES = 17
+    LANE_BYTES = 18
+    """How much of the lane it uses, from the lane's beginning."""
+    JOB_PACKETS = 19
+    WAITING_FOR_MEMORY = 20
 
 
 class JobState(IntEnum):
@@ -64,6 +75,10 @@ class Page:
         busy = words[Word.BUSY_NS]
         began = words[Word.BEGAN_NS]
         return words[Word.ITERATIONS], busy + (max(0, now_ns - began) if began else 0)
+
+    def address(self) -> int:
+        """For the arena, which writes to it too. The page must then live as long as the process."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def close(self) -> None:
         self.words.release()

@@ -1,8 +1,8 @@
 """Live jobs, and the hands of the core: facts from connections in, the core's actions carried out.
 
 Every event goes through `handle`: what the lease holders used since their last report is read off their pages first,
-then the core decides, then the actions are obeyed in their order and recorded. There is no CUDA context here, and on
-the host device lanes are numbers only: they close and shrink at once.
+then the core decides, then the actions are obeyed in their order and recorded. There is no CUDA context here. Of jobs
+with an arena, `memory` carries out what concerns their lanes; for others a lane is a number only.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from salus.protocol.page import Page, Word
 from salus.service.connection import Connection
 from salus.service.history import History, PastRun, command_key
 from salus.service.journal import Journal
+from salus.service.memory import Lanes, Link
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ CONTENTION_S = 0.01
 """How soon lease holders hear that somebody waits."""
 QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
+MEASURE_S = 0.1
+SETTLED_AFTER = 3
+"""Boundaries after which the footprint of a job counts as known."""
 
 
 @dataclass(eq=False)
@@ -58,6 +62,8 @@ class LiveJob:
     page: Page | None = None
     page_descriptor: int = -1
     grant_event: int = -1
+    link: Link | None = None
+    """The channel to its arena, if it has one."""
     reported_iterations: int = 0
     reported_ns: int = 0
     started_at: float | None = None
@@ -69,6 +75,9 @@ class LiveJob:
     waiters: list[Connection] = field(default_factory=list)
 
     def close(self) -> None:
+        if self.link is not None:
+            self.link.close()
+            self.link = None
         if self.page is not None:
             self.page.close()
             os.close(self.page_descriptor)
@@ -81,6 +90,7 @@ class Live:
         self, config: GpuConfig, policy: Policy, journal: Journal | None, history: History, on_empty: Callable[[], None]
     ) -> None:
         self.scheduler = Scheduler(config, policy)
+        self.lanes = Lanes(self._lane_released)
         self.jobs: dict[str, LiveJob] = {}
         self.ended: dict[str, LiveJob] = {}
         self._journal, self._history, self._on_empty = journal, history, on_empty
@@ -88,6 +98,7 @@ class Live:
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.TimerHandle | None = None
         self._contention: asyncio.TimerHandle | None = None
+        self._measuring: asyncio.TimerHandle | None = None
         self._numbers = 0
         self._holders: dict[str, LiveJob] = {}
 
@@ -126,13 +137,35 @@ class Live:
         job.page, job.page_descriptor = Page.create()
         job.grant_event = os.eventfd(0, os.EFD_CLOEXEC)
         job.reported_iterations = job.reported_ns = 0
-        connection.send(msg.Attached(job.job_id), (job.page_descriptor, job.grant_event))
+        descriptors = [job.page_descriptor, job.grant_event]
+        if asked.arena:
+            job.link = self._link(job, job.page)
+            descriptors.append(job.link.theirs.fileno())
+        connection.send(msg.Attached(job.job_id), tuple(descriptors))
+        if job.link is not None:
+            job.link.close_theirs()
+            self._admit(job)
+            if self._measuring is None:
+                self._measuring = self._loop.call_later(MEASURE_S, self._measure)
         return job
+
+    def _link(self, job: LiveJob, page: Page) -> Link:
+        def want() -> None:
+            # Not from inside another decision: a record may be read in the middle of one.
+            self._loop.call_soon(self._wanted, job)
+
+        def broken() -> None:
+            if job.worker is not None:
+                self._loop.call_soon(job.worker.close)
+
+        return Link(job.job_id, page, self.lanes, want, broken)
 
     def ready(self, job: LiveJob) -> None:
         self.handle(ev.JobReady(job.job_id))
 
     def yielded(self, job: LiveJob, wants_more: bool) -> None:
+        if job.link is not None:
+            job.link.catch_up()
         self._report_others(job)
         iterations, used_s = self._used(job)
         self._holders.pop(job.job_id, None)
@@ -148,6 +181,9 @@ class Live:
         self._report_others(None)
         job.worker = None
         self._holders.pop(job.job_id, None)
+        if job.link is not None:
+            job.link.close()
+            job.link = None
         if job.launcher is None:
             self.end(job, None)
         else:
@@ -166,8 +202,7 @@ class Live:
         job.final = {
             "iterations": core.iterations_done,
             "gpu_time_s": core.attained_s,
-            "persistent_bytes": core.footprint.persistent_bytes,
-            "ephemeral_bytes": core.footprint.ephemeral_bytes,
+            **self._footprint(job, core),
         }
         job.finished_at, job.exit_code = time.time(), exit_code
         self._holders.pop(job.job_id, None)
@@ -176,13 +211,12 @@ class Live:
         self.ended[job.job_id] = job
         while len(self.ended) > KEPT_ENDED:
             del self.ended[next(iter(self.ended))]
-        footprint = core.footprint
         past = PastRun(
             core.iterations_done,
             core.attained_s,
-            footprint.persistent_bytes,
-            footprint.ephemeral_bytes,
-            footprint.internal_bytes,
+            job.final["persistent_bytes"],
+            job.final["ephemeral_bytes"],
+            job.final["internal_bytes"],
         )
         self._history.add(job.key, job.asked.name, exit_code, past)
         for waiter in job.waiters:
@@ -256,13 +290,26 @@ class Live:
                     job.page.words[Word.REVOKE] = 1
             case act.AdmitJob(job_id):
                 job = self.jobs[job_id]
+                self._admit(job)
                 if job.launcher is not None and job.last_queued is not None:
                     job.launcher.send(msg.Admitted())
                     job.last_queued = None
+            case act.AllowGrowth(job_id):
+                self._admit(self.jobs[job_id])
+            case act.RefuseGrowth(job_id):
+                link = self.jobs[job_id].link
+                if link is not None:
+                    link.refuse()
+            case act.LeaveLane(job_id):
+                job = self.jobs[job_id]
+                if job.link is not None:
+                    job.link.enter_lane(None)
+                    if job.worker is not None:
+                        job.worker.send(msg.Look())
+            case act.OpenLane(lane_id, size_bytes) | act.ResizeLane(lane_id, size_bytes):
+                self.lanes.resize(lane_id, size_bytes)
             case act.CloseLane(lane_id):
-                answers.append(ev.LaneReleased(lane_id))
-            case act.ResizeLane(lane_id, size_bytes):
-                answers.append(ev.LaneReleased(lane_id, size_bytes))
+                self.lanes.close(lane_id)
             case act.PageOut(job_id):
                 answers.append(ev.PageOutFinished(job_id))
             case act.PageIn(job_id):
@@ -278,10 +325,83 @@ class Live:
         if job.started_at is None:
             job.started_at = time.time()
         self._holders[job.job_id] = job
+        if job.link is not None:
+            job.link.bring_up_to_date()
         words = job.page.words
         words[Word.REVOKE] = 0
         words[Word.GRANTS] += 1
         os.eventfd_write(job.grant_event, 1)
+
+    # Memory
+
+    def _admit(self, job: LiveJob) -> None:
+        """Tells the job's arena what it may use, and in which lane; and asks for what it waits for beyond that."""
+        core = self.scheduler.jobs.get(job.job_id)
+        if job.link is None or core is None or core.lane is None:
+            return
+        job.link.enter_lane(core.lane)
+        job.link.set_quota(core.footprint.persistent_bytes, core.footprint.ephemeral_bytes)
+        if job.link.wanted is not None:
+            self._loop.call_soon(self._wanted, job)
+
+    def _wanted(self, job: LiveJob) -> None:
+        """The job waits in an allocation. It gets a little more than it asks for, so as not to ask every time."""
+        core = self.scheduler.jobs.get(job.job_id)
+        if job.link is None or job.link.wanted is None or core is None or core.wanted is not None:
+            return
+        if core.phase is Phase.WAITING:
+            return  # asked again once it is admitted
+        private_bytes, lane_bytes = job.link.wanted
+        exact = core.footprint.enclosing(Footprint(private_bytes, lane_bytes))
+        if core.footprint.covers(exact):
+            self._admit(job)
+            return
+        larger = core.footprint.enclosing(
+            Footprint(
+                _with_headroom(private_bytes, core.footprint.persistent_bytes),
+                _with_headroom(lane_bytes, core.footprint.ephemeral_bytes),
+            )
+        )
+        extra = larger.total_bytes - core.footprint.total_bytes
+        footprint = larger if extra <= self.scheduler.free_bytes else exact
+        if core.lease is Lease.NONE:
+            self.handle(ev.FootprintChanged(job.job_id, footprint, known=False))
+        else:
+            self.handle(ev.MemoryWanted(job.job_id, footprint))
+
+    def _measure(self) -> None:
+        """After a few iterations a job has shown what it needs: from then on its footprint counts as known."""
+        self._measuring = None
+        unknown = False
+        for job in list(self.jobs.values()):
+            core = self.scheduler.jobs[job.job_id]
+            if job.link is None or job.page is None or core.footprint_known:
+                continue
+            unknown = True
+            settled = job.page.words[Word.BOUNDARIES] >= SETTLED_AFTER and core.wanted is None
+            if settled and core.phase is Phase.RESIDENT:
+                self.handle(ev.FootprintChanged(job.job_id, core.footprint))
+        if unknown:
+            self._measuring = self._loop.call_later(MEASURE_S, self._measure)
+
+    def _lane_released(self, lane_id: int, size_bytes: int) -> None:
+        # Not from inside the decision that it is the answer to.
+        self._loop.call_soon(self._decide, ev.LaneReleased(lane_id, size_bytes))
+
+    def _footprint(self, job: LiveJob, core: Job | None) -> dict[str, int]:
+        """What the job uses, where it has an arena that says so; else what it reserved."""
+        if core is None:
+            return {"persistent_bytes": 0, "ephemeral_bytes": 0, "internal_bytes": 0}
+        found = {
+            "persistent_bytes": core.footprint.persistent_bytes,
+            "ephemeral_bytes": core.footprint.ephemeral_bytes,
+            "internal_bytes": core.footprint.internal_bytes,
+        }
+        if job.link is not None and job.page is not None:
+            words = job.page.words
+            found["persistent_bytes"] = words[Word.PRIVATE_BYTES]
+            found["ephemeral_bytes"] = words[Word.LANE_BYTES]
+        return found
 
     def _timer_fired(self) -> None:
         self._timer = None
@@ -360,8 +480,7 @@ class Live:
             "weight": job.asked.weight,
             "iterations": core.iterations_done if core is not None else 0,
             "gpu_time_s": core.attained_s if core is not None else 0.0,
-            "persistent_bytes": core.footprint.persistent_bytes if core is not None else 0,
-            "ephemeral_bytes": core.footprint.ephemeral_bytes if core is not None else 0,
+            **self._footprint(job, core),
             "submitted_at": job.submitted_at,
             "started_at": job.started_at,
             "finished_at": job.finished_at,
@@ -385,6 +504,7 @@ class Live:
             "free_bytes": scheduler.free_bytes,
             "jobs": len(self.jobs),
             "queue_length": scheduler.queue_length,
+            "lane_chunks": self.lanes.descriptors(),
             "journal": str(self._journal.path) if self._journal is not None else None,
             "journal_broken": self._journal.broken if self._journal is not None else None,
             "lanes": [
@@ -397,6 +517,13 @@ class Live:
                 for lane in scheduler.lanes.values()
             ][:64],
         }
+
+
+def _with_headroom(wanted_bytes: int, had_bytes: int) -> int:
+    """An eighth more, at least 32 MiB and at most 1 GiB, where more is wanted than there was."""
+    if wanted_bytes <= had_bytes:
+        return had_bytes
+    return wanted_bytes + min(max(wanted_bytes >> 3, 32 << 20), 1 << 30)
 
 
 def _state(job: LiveJob, core: Job | None) -> str:

@@ -1,0 +1,80 @@
+/* The arena of a job: what the framework's allocator calls, and what the client calls around it.
+ *
+ * Two ranges of addresses, reserved once:
+ * - private: each segment of the framework is a chunk of its own;
+ * - lane: cut into slots, the same in every process (below). A slot is backed by a chunk of the lane, which other jobs map
+ *   as well, or by a private one (promoted), or by nothing. Segments are cut from it without regard to slots.
+ *
+ * The other end of the channel is the service. A packet is 1 to MOST_RECORDS records; descriptors come in the order of
+ * the records that have one. Each side counts its packets on the shared page, so that the other knows what is to come.
+ *
+ * One lock. Nothing here calls Python or waits for a thread that might hold its lock; a wait for memory waits for the
+ * service alone. On failure a function returns NULL or a number that is not 0; nothing here ends the process.
+ */
+#ifndef SALUS_ARENA_H
+#define SALUS_ARENA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+#define MOST_RECORDS 64
+
+struct record {
+    uint32_t kind;
+    uint32_t slot;
+    uint64_t a;
+    uint64_t b;
+};
+
+enum {
+    /* From the job. */
+    WANT = 1,    /* a: private bytes, b: lane bytes; it waits until its quotas are that large, or for REFUSED */
+    PUBLISH = 2, /* the lane's slot is backed by this chunk from now on; with a descriptor */
+    TAKE = 3,    /* what backed the lane's slot is private to the job now: the lane has a hole there */
+    DROP = 4,    /* the job has nothing mapped in this slot any more */
+    LEFT = 5,    /* the job has nothing of the lane mapped; b: the number of the NEW_LANE this answers */
+    /* From the service. */
+    QUOTA = 11,    /* a: private bytes, b: lane bytes */
+    REFUSED = 12,  /* the WANT cannot be met */
+    CHUNK = 13,    /* the lane's slot is backed by this chunk; with a descriptor */
+    HOLE = 15,     /* what backed the lane's slot is another job's own now: it must not be touched again */
+    NEW_LANE = 14, /* the job is in another lane, or in none: nothing of the old one may stay mapped; b: a number */
+};
+
+/* Words of the shared page (protocol/page.py). */
+enum {
+    SERVICE_PACKETS = 4,
+    PRIVATE_BYTES = 16,
+    PROMOTED_BYTES = 17,
+    LANE_BYTES = 18,
+    JOB_PACKETS = 19,
+    WAITING_FOR_MEMORY = 20,
+};
+
+EXPORTED int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, int channel, uint64_t reserve);
+EXPORTED void salus_arena_close(void);
+EXPORTED int salus_arena_last_error(void);
+
+EXPORTED void *salus_private_alloc(size_t size, int device, void *stream);
+EXPORTED void salus_private_free(void *pointer, size_t size, int device, void *stream);
+EXPORTED void *salus_lane_alloc(size_t size, int device, void *stream);
+EXPORTED void salus_lane_free(void *pointer, size_t size, int device, void *stream);
+
+/* After a lease was granted: takes in what the service sent and backs every segment; with `poison`, what is dead is filled. */
+EXPORTED int salus_arena_resume(int poison);
+/* Before a lease is given up. The ranges (address, size, ...) hold live data: what backs them becomes private. */
+EXPORTED int salus_arena_yield(const uint64_t *ranges, size_t count);
+/* Takes in what the service sent, whether there is a lease or not. */
+EXPORTED int salus_arena_listen(void);
+
+/* For tests. */
+EXPORTED void salus_arena_fail_at(long call);
+EXPORTED long salus_arena_calls(void);
+EXPORTED uint64_t salus_slot_offset(unsigned slot);
+EXPORTED uint64_t salus_slot_size(unsigned slot);
+EXPORTED unsigned salus_slot_at(uint64_t offset);
+EXPORTED uint64_t salus_lane_address(void);
+EXPORTED int salus_slot_state(unsigned slot);
+
+#endif

@@ -1,0 +1,184 @@
+/* The GPU, through the driver's virtual memory management. libcuda is loaded at run time; there is no header of CUDA's
+ * here, so the few structures and numbers that are needed are written down below, as the driver's ABI has them. */
+#define _GNU_SOURCE
+#include "device.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+typedef int CUresult;
+typedef void *CUcontext;
+
+struct location {
+    int type; /* 1: a device */
+    int id;
+};
+struct allocation {
+    int type;             /* 1: pinned */
+    int requested_handle; /* 1: a POSIX file descriptor */
+    struct location location;
+    void *windows;
+    struct {
+        unsigned char compression, rdma;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } flags;
+};
+struct access {
+    struct location location;
+    int flags; /* 3: read and write */
+};
+
+static struct {
+    CUresult (*Init)(unsigned);
+    CUresult (*DeviceGet)(int *, int);
+    CUresult (*DeviceGetAttribute)(int *, int, int);
+    CUresult (*DevicePrimaryCtxRetain)(CUcontext *, int);
+    CUresult (*CtxGetCurrent)(CUcontext *);
+    CUresult (*CtxPushCurrent)(CUcontext);
+    CUresult (*CtxPopCurrent)(CUcontext *);
+    CUresult (*AddressReserve)(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
+    CUresult (*AddressFree)(uint64_t, size_t);
+    CUresult (*Create)(uint64_t *, size_t, const struct allocation *, unsigned long long);
+    CUresult (*Release)(uint64_t);
+    CUresult (*Map)(uint64_t, size_t, size_t, uint64_t, unsigned long long);
+    CUresult (*Unmap)(uint64_t, size_t);
+    CUresult (*SetAccess)(uint64_t, size_t, const struct access *, size_t);
+    CUresult (*Export)(void *, uint64_t, int, unsigned long long);
+    CUresult (*Import)(uint64_t *, void *, int);
+    CUresult (*MemsetD32)(uint64_t, unsigned, size_t);
+    CUresult (*CtxSynchronize)(void);
+} cu;
+
+static int device;
+static CUcontext context;
+static CUresult error_of_last_call;
+
+static int told(CUresult result) {
+    if (result)
+        error_of_last_call = result;
+    return result;
+}
+
+static int load(void) {
+    static const struct {
+        const char *name;
+        size_t at;
+    } table[] = {
+#define CALL(field, name) {name, offsetof(__typeof__(cu), field)}
+        CALL(Init, "cuInit"),
+        CALL(DeviceGet, "cuDeviceGet"),
+        CALL(DeviceGetAttribute, "cuDeviceGetAttribute"),
+        CALL(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"),
+        CALL(CtxGetCurrent, "cuCtxGetCurrent"),
+        CALL(CtxPushCurrent, "cuCtxPushCurrent_v2"),
+        CALL(CtxPopCurrent, "cuCtxPopCurrent_v2"),
+        CALL(AddressReserve, "cuMemAddressReserve"),
+        CALL(AddressFree, "cuMemAddressFree"),
+        CALL(Create, "cuMemCreate"),
+        CALL(Release, "cuMemRelease"),
+        CALL(Map, "cuMemMap"),
+        CALL(Unmap, "cuMemUnmap"),
+        CALL(SetAccess, "cuMemSetAccess"),
+        CALL(Export, "cuMemExportToShareableHandle"),
+        CALL(Import, "cuMemImportFromShareableHandle"),
+        CALL(MemsetD32, "cuMemsetD32_v2"),
+        CALL(CtxSynchronize, "cuCtxSynchronize"),
+#undef CALL
+    };
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        return -1;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        void *found = dlsym(library, table[i].name);
+        if (!found)
+            return -2;
+        memcpy((char *)&cu + table[i].at, &found, sizeof found);
+    }
+    return 0;
+}
+
+static int cuda_open(int ordinal) {
+    int can = 0, can_export = 0, status = load();
+    if (status)
+        return status;
+    if (told(cu.Init(0)) || told(cu.DeviceGet(&device, ordinal)))
+        return -3;
+    /* Virtual memory management, and handles as file descriptors. */
+    if (told(cu.DeviceGetAttribute(&can, 102, device)) || told(cu.DeviceGetAttribute(&can_export, 103, device)))
+        return -3;
+    if (!can || !can_export)
+        return -4;
+    return told(cu.DevicePrimaryCtxRetain(&context, device)) ? -3 : 0;
+}
+
+static int cuda_enter(void) {
+    CUcontext current = NULL;
+    if (!cu.CtxGetCurrent(&current) && current)
+        return 0;
+    return cu.CtxPushCurrent(context) ? 0 : 1;
+}
+
+static void cuda_leave(int entered) {
+    CUcontext popped;
+    if (entered)
+        cu.CtxPopCurrent(&popped);
+}
+
+static int cuda_reserve(uint64_t size, uint64_t *address) {
+    return told(cu.AddressReserve(address, size, 0, 0, 0));
+}
+
+static int cuda_unreserve(uint64_t address, uint64_t size) {
+    return told(cu.AddressFree(address, size));
+}
+
+static int cuda_create(uint64_t size, uint64_t *handle) {
+    struct allocation wanted;
+    memset(&wanted, 0, sizeof wanted);
+    wanted.type = 1;
+    wanted.requested_handle = 1;
+    wanted.location.type = 1;
+    wanted.location.id = device;
+    return told(cu.Create(handle, size, &wanted, 0));
+}
+
+static int cuda_release(uint64_t handle) {
+    return told(cu.Release(handle));
+}
+
+static int cuda_map(uint64_t address, uint64_t size, uint64_t handle) {
+    return told(cu.Map(address, size, 0, handle, 0));
+}
+
+static int cuda_unmap(uint64_t address, uint64_t size) {
+    return told(cu.Unmap(address, size));
+}
+
+static int cuda_allow(uint64_t address, uint64_t size) {
+    struct access access = {{1, device}, 3};
+    return told(cu.SetAccess(address, size, &access, 1));
+}
+
+static int cuda_export(uint64_t handle, int *fd) {
+    return told(cu.Export(fd, handle, 1, 0));
+}
+
+static int cuda_import(int fd, uint64_t size, uint64_t *handle) {
+    (void)size;
+    return told(cu.Import(handle, (void *)(intptr_t)fd, 1));
+}
+
+static int cuda_fill(uint64_t address, uint64_t size, uint32_t pattern) {
+    CUresult result = cu.MemsetD32(address, pattern, size / sizeof pattern);
+    return told(result ? result : cu.CtxSynchronize());
+}
+
+static int cuda_last_error(void) {
+    return error_of_last_call;
+}
+
+const struct device cuda_device = {
+    "cuda",      cuda_open,   cuda_reserve, cuda_unreserve, cuda_create, cuda_release, cuda_map,        cuda_unmap,
+    cuda_allow,  cuda_export, cuda_import,  cuda_fill,      cuda_enter,  cuda_leave,   cuda_last_error,
+};

@@ -1,0 +1,109 @@
+/* The host device: a chunk is a memfd, mapping is mmap. For machines without a GPU, and for tests with real processes. */
+#define _GNU_SOURCE
+#include "device.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int error_of_last_call;
+
+static int failed(void) {
+    error_of_last_call = errno;
+    return -1;
+}
+
+static int host_open(int ordinal) {
+    (void)ordinal;
+    return 0;
+}
+
+static int host_reserve(uint64_t size, uint64_t *address) {
+    void *found = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (found == MAP_FAILED)
+        return failed();
+    *address = (uint64_t)found;
+    return 0;
+}
+
+static int host_unreserve(uint64_t address, uint64_t size) {
+    return munmap((void *)address, size) ? failed() : 0;
+}
+
+static int host_create(uint64_t size, uint64_t *handle) {
+    int fd = memfd_create("salus-chunk", MFD_CLOEXEC);
+    if (fd < 0)
+        return failed();
+    if (ftruncate(fd, (off_t)size)) {
+        failed();
+        close(fd);
+        return -1;
+    }
+    *handle = (uint64_t)fd;
+    return 0;
+}
+
+static int host_release(uint64_t handle) {
+    return close((int)handle) ? failed() : 0;
+}
+
+static int host_map(uint64_t address, uint64_t size, uint64_t handle) {
+    void *found = mmap((void *)address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, (int)handle, 0);
+    return found == MAP_FAILED ? failed() : 0;
+}
+
+static int host_unmap(uint64_t address, uint64_t size) {
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    return mmap((void *)address, size, PROT_NONE, flags, -1, 0) == MAP_FAILED ? failed() : 0;
+}
+
+static int host_allow(uint64_t address, uint64_t size) {
+    (void)address, (void)size;
+    return 0;
+}
+
+static int host_export(uint64_t handle, int *fd) {
+    *fd = fcntl((int)handle, F_DUPFD_CLOEXEC, 0);
+    return *fd < 0 ? failed() : 0;
+}
+
+static int host_import(int fd, uint64_t size, uint64_t *handle) {
+    struct stat found;
+    int ours;
+    /* A file that is too short would be a bus error at the first touch. */
+    if (fstat(fd, &found) || (uint64_t)found.st_size < size) {
+        errno = EINVAL;
+        return failed();
+    }
+    ours = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (ours < 0)
+        return failed();
+    *handle = (uint64_t)ours;
+    return 0;
+}
+
+static int host_fill(uint64_t address, uint64_t size, uint32_t pattern) {
+    uint32_t *words = (uint32_t *)address;
+    for (uint64_t i = 0; i < size / sizeof *words; i++)
+        words[i] = pattern;
+    return 0;
+}
+
+static int host_enter(void) {
+    return 0;
+}
+
+static void host_leave(int entered) {
+    (void)entered;
+}
+
+static int host_last_error(void) {
+    return error_of_last_call;
+}
+
+const struct device host_device = {
+    "host",      host_open,   host_reserve, host_unreserve, host_create, host_release, host_map,        host_unmap,
+    host_allow,  host_export, host_import,  host_fill,      host_enter,  host_leave,   host_last_error,
+};

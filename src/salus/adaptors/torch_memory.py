@@ -1,0 +1,213 @@
+"""Sorts the memory of a PyTorch script on the GPU: what is allocated within an iteration goes to the lane, the rest to
+the job itself.
+
+Two MemPools, whose segments the arena (csrc/) cuts. Between iterations every thread allocates from the private pool,
+within one from the lane's; so an allocation costs what it always does. The first step of an optimizer makes its state,
+which stays: it is sent to the private pool as well. What else is alive in the lane when the job is switched out
+(gradients that the script keeps, a hidden state, a list of losses, cuBLAS's workspace) the arena makes private, slot by
+slot.
+
+Left alone: CUDA graphs and their pools, which torch allocates elsewhere; they count as internal memory.
+
+All private calls of torch are in `_Torch`. If one is missing, lane sharing is off for this job, which is said once; it
+still takes its turns. Nothing here raises into the script.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from salus.client.arena import Arena
+from salus.client.lease import Lease
+from salus.client.say import say
+
+OLDEST = (2, 9)
+_cuda: Any = torch.cuda
+_C: Any = torch._C
+
+
+class _Torch:
+    """What torch has and does not promise."""
+
+    NEEDED = (
+        "_cuda_customAllocator",
+        "_cuda_beginAllocateToPool",
+        "_cuda_endAllocateToPool",
+        "_cuda_releasePool",
+    )
+
+    @staticmethod
+    def why_not() -> str | None:
+        """Why memory cannot be sorted with this torch, or with how it was set up."""
+        version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+        if version < OLDEST:
+            return f"torch {torch.__version__} is older than 2.9"
+        missing = [name for name in _Torch.NEEDED if not hasattr(_C, name)]
+        if missing or not hasattr(_cuda, "MemPool") or not hasattr(_cuda, "_lazy_call"):
+            return f"torch {torch.__version__} lacks {', '.join(missing) or 'MemPool'}"
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            settings = os.environ.get(name, "")
+            if "cudaMallocAsync" in settings or "expandable_segments:True" in settings:
+                return f"{name} asks for another allocator ({settings})"
+        return None
+
+    @staticmethod
+    def begin(device: int, pool: Any) -> None:
+        _C._cuda_beginAllocateToPool(device, pool.id)
+
+    @staticmethod
+    def end(device: int, pool: Any) -> None:
+        _C._cuda_endAllocateToPool(device, pool.id)
+        _C._cuda_releasePool(device, pool.id)
+
+    @staticmethod
+    def snapshot(pool: Any) -> Any:
+        try:
+            return pool.snapshot(include_traces=False)
+        except TypeError:
+            return pool.snapshot()
+
+
+def live_ranges(snapshot: Any) -> tuple[list[tuple[int, int]], bool]:
+    """Addresses and sizes of what is in use, and whether some of it only waits for the GPU to be free."""
+    ranges: list[tuple[int, int]] = []
+    pending = False
+    for segment in snapshot:
+        if not segment["active_size"]:
+            continue
+        address = segment["address"]
+        for block in segment["blocks"]:
+            size = block["size"]
+            if block["state"] != "inactive":
+                pending = pending or block["state"] != "active_allocated"
+                if ranges and sum(ranges[-1]) == address:
+                    ranges[-1] = (ranges[-1][0], ranges[-1][1] + size)
+                else:
+                    ranges.append((address, size))
+            address += size
+    return ranges, pending
+
+
+class TorchMemory:
+    """The job's memory on its GPU. A `Memory` for the lease, and told by the adaptor where iterations begin and end."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._active = False
+        self._poison = os.environ.get("SALUS_POISON") == "1"
+        self._routed: Any = None
+        """The pool that allocations go to."""
+
+    def install(self) -> None:
+        """Waits until the script uses the GPU."""
+        why_not = _Torch.why_not()
+        if why_not is not None:
+            if _cuda.is_available():
+                say(f"{why_not}; this job shares the GPU by turns, not its memory")
+            return
+        _cuda._lazy_call(self._gpu_is_in_use)
+
+    def _gpu_is_in_use(self) -> None:
+        try:
+            self._device = int(_cuda.current_device())
+            if not self._lease.attach(self):
+                return
+            # Kept for good: torch may call them as long as the process lives.
+            self._allocators = [_C._cuda_customAllocator(*self._arena.functions(kind)) for kind in ("private", "lane")]
+            self._private, self._lane = (_cuda.MemPool(allocator) for allocator in self._allocators)
+            self._route(self._private)
+            self._active = True
+        except Exception as error:
+            say(f"memory cannot be shared ({type(error).__name__}: {error}); this job shares the GPU by turns")
+
+    # For the lease.
+
+    def open(self, page_address: int, channel: int) -> None:
+        arena = Arena()
+        arena.open("cuda", self._device, page_address, channel)
+        self._arena = arena
+
+    def before_yield(self) -> bool:
+        try:
+            if not self._active:
+                _cuda.synchronize(self._device)
+                return True
+            # While the GPU works on; what is freed from here on is promoted for nothing, and never wrongly kept.
+            ranges, pending = live_ranges(_Torch.snapshot(self._lane))
+            _cuda.synchronize(self._device)
+            if pending:
+                self._reclaim()
+                ranges, _ = live_ranges(_Torch.snapshot(self._lane))
+            return self._arena.yield_(ranges)
+        except Exception as error:
+            # Without knowing what lives in the lane, it cannot be left.
+            self._once(f"the lane cannot be left ({type(error).__name__}: {error})")
+            return False
+
+    def after_grant(self) -> bool:
+        return not self._active or self._arena.resume(poison=self._poison)
+
+    def listen(self) -> None:
+        self._arena.listen()
+
+    # For the adaptor.
+
+    def iteration_began(self) -> None:
+        if self._active:
+            self._route(self._lane)
+
+    def iteration_ended(self) -> None:
+        if self._active:
+            self._route(self._private)
+
+    def first_step_began(self) -> None:
+        """The optimizer is about to make its state."""
+        if self._active and self._routed is self._lane:
+            self._route(self._private)
+
+    def first_step_ended(self, iterating: bool) -> None:
+        if self._active and iterating:
+            self._route(self._lane)
+
+    def _route(self, pool: Any) -> None:
+        if self._routed is pool:
+            return
+        if self._routed is not None:
+            _Torch.end(self._device, self._routed)
+            self._routed = None
+        if pool is not None:
+            _Torch.begin(self._device, pool)
+            self._routed = pool
+
+    def _reclaim(self) -> None:
+        """Lets torch take back blocks that other streams are done with. Up to 2.12 it does so outside any pool only."""
+        before = self._routed
+        self._route(None)
+        try:
+            torch.empty(1, device=f"cuda:{self._device}")
+        finally:
+            self._route(before)
+
+    def _once(self, text: str) -> None:
+        if not getattr(self, "_said", False):
+            self._said = True
+            say(text)
+
+
+class RoutedLease:
+    """A lease that also routes memory: to the lane within an iteration, to the job itself between."""
+
+    def __init__(self, lease: Lease, memory: TorchMemory) -> None:
+        self._lease, self._memory = lease, memory
+
+    def begin(self) -> None:
+        self._lease.begin()
+        self._memory.iteration_began()
+
+    def end(self, iterations: int = 1) -> None:
+        # In this order: after the end somebody else may run in the lane.
+        self._memory.iteration_ended()
+        self._lease.end(iterations)

@@ -1,0 +1,95 @@
+"""The arena of this process: the C library that cuts the framework's segments from chunks (csrc/arena.h), by ctypes.
+
+ctypes lets go of Python's lock during a call, so a wait for memory stops nobody else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+from salus.errors import SalusError
+
+LIBRARY = Path(__file__).parent / "_arena.so"
+RESERVE_BYTES = 256 << 30
+"""Addresses for each of the two ranges; they cost nothing."""
+_WHY = {
+    -1: "there is no libcuda.so.1",
+    -2: "the driver is too old: it has no virtual memory management",
+    -3: "the driver finds no GPU",
+    -4: "this GPU cannot share physical memory between processes",
+    -10: "it is open already",
+    -12: "no addresses could be reserved",
+}
+
+
+class Arena:
+    def __init__(self, library: Path = LIBRARY) -> None:
+        try:
+            self._c = ctypes.CDLL(str(library))
+        except OSError as error:
+            raise SalusError(f"the arena cannot be loaded ({error})") from None
+        for name in ("salus_private_alloc", "salus_lane_alloc"):
+            function = getattr(self._c, name)
+            function.restype = ctypes.c_void_p
+            function.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        for name in ("salus_private_free", "salus_lane_free"):
+            function = getattr(self._c, name)
+            function.restype = None
+            function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        self._c.salus_arena_open.argtypes = [
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_uint64,
+        ]
+        self._c.salus_arena_yield.argtypes = [ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]
+        self._c.salus_lane_address.restype = ctypes.c_uint64
+
+    def open(self, device: str, ordinal: int, page_address: int, channel: int) -> None:
+        status = self._c.salus_arena_open(device.encode(), ordinal, page_address, channel, RESERVE_BYTES)
+        if status:
+            raise SalusError(f"memory cannot be shared: {_WHY.get(status, f'error {self.last_error()}')}")
+
+    def close(self) -> None:
+        self._c.salus_arena_close()
+
+    def last_error(self) -> int:
+        return int(self._c.salus_arena_last_error())
+
+    def resume(self, *, poison: bool = False) -> bool:
+        """After a grant. False: the lane's memory could not be had, and the job must not run."""
+        return bool(self._c.salus_arena_resume(int(poison)) == 0)
+
+    def yield_(self, live: Sequence[tuple[int, int]]) -> bool:
+        """Before a lease is given up; `live` are addresses and sizes. False: it cannot be given up now."""
+        flat = (ctypes.c_uint64 * (2 * len(live)))(*(number for pair in live for number in pair))
+        return bool(self._c.salus_arena_yield(flat, len(live)) == 0)
+
+    def listen(self) -> None:
+        self._c.salus_arena_listen()
+
+    def functions(self, kind: str) -> tuple[int, int]:
+        """The addresses of alloc and free, for the framework: kind is `private` or `lane`."""
+        pair = (getattr(self._c, f"salus_{kind}_{what}") for what in ("alloc", "free"))
+        alloc, free = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in pair)
+        return alloc, free
+
+    # For jobs without a framework: tests and benchmarks.
+
+    def alloc(self, kind: str, size: int) -> int | None:
+        found = getattr(self._c, f"salus_{kind}_alloc")(size, 0, None)
+        return None if found is None else int(found)
+
+    def free(self, kind: str, address: int, size: int) -> None:
+        getattr(self._c, f"salus_{kind}_free")(address, size, 0, None)
+
+    def fail_at(self, call: int) -> None:
+        """The n-th call of the driver from now on fails; 0: none."""
+        self._c.salus_arena_fail_at(ctypes.c_long(call))
+
+    def calls(self) -> int:
+        self._c.salus_arena_calls.restype = ctypes.c_long
+        return int(self._c.salus_arena_calls())

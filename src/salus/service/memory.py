@@ -1,0 +1,290 @@
+"""The lanes' physical memory, as the service holds it: a descriptor of every chunk, and who has mapped which.
+
+There is no CUDA context here; a descriptor is enough to keep a chunk alive and to hand it on. The core decides how
+large lanes are and who is in them; this carries it out:
+- before a job is granted a lease, it is sent what changed in its lane since it ran last (`Link.bring_up_to_date`);
+- a chunk that a job took for itself (promotion) is forgotten here, and everyone else is told never to touch it again;
+- a lane that shrank or closed is free when nobody has the memory mapped any more.
+
+A job has mapped nothing beyond what it may use (its quota), so a lane shrinks by closing descriptors.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from salus.protocol.page import Page, Word
+from salus.protocol.slots import MOST_RECORDS, Kind, Record, end_of, pack, unpack
+
+log = logging.getLogger(__name__)
+
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MOST_RECORDS)
+_PACKET_BYTES = 24 * MOST_RECORDS
+
+
+@dataclass(eq=False)
+class Slot:
+    version: int = 0
+    """Goes up whenever another chunk, or none, takes the place."""
+    descriptor: int = -1
+    """-1: a hole. Whoever needs the slot next makes a chunk for it."""
+
+    def put(self, descriptor: int) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = descriptor
+        self.version += 1
+
+
+@dataclass(eq=False)
+class PhysicalLane:
+    slots: dict[int, Slot] = field(default_factory=dict)
+    leaving: set[str] = field(default_factory=set)
+    """Jobs that were told to unmap it and have not said that they did."""
+    size_bytes: int = 0
+    closed: bool = False
+
+    def cut(self, size_bytes: int) -> None:
+        """Lets go of what lies beyond."""
+        self.size_bytes = size_bytes
+        for number in [number for number in self.slots if end_of(number) > size_bytes]:
+            self.slots.pop(number).put(-1)
+
+
+class Lanes:
+    """All lanes of the device."""
+
+    def __init__(self, on_released: Callable[[int, int], None]) -> None:
+        self._lanes: dict[int, PhysicalLane] = {}
+        self._on_released = on_released
+
+    def get(self, lane_id: int) -> PhysicalLane:
+        return self._lanes.setdefault(lane_id, PhysicalLane())
+
+    def resize(self, lane_id: int, size_bytes: int) -> None:
+        lane = self.get(lane_id)
+        shrinks = size_bytes < lane.size_bytes
+        lane.cut(size_bytes)
+        if shrinks:
+            self._tell(lane_id, lane)
+
+    def close(self, lane_id: int) -> None:
+        lane = self.get(lane_id)
+        lane.closed = True
+        lane.cut(0)
+        self._tell(lane_id, lane)
+
+    def left(self, lane_id: int, job_id: str) -> None:
+        """The job has nothing of the lane mapped any more, or is dead."""
+        lane = self._lanes.get(lane_id)
+        if lane is not None and job_id in lane.leaving:
+            lane.leaving.discard(job_id)
+            self._tell(lane_id, lane)
+
+    def descriptors(self) -> int:
+        return sum(slot.descriptor >= 0 for lane in self._lanes.values() for slot in lane.slots.values())
+
+    def _tell(self, lane_id: int, lane: PhysicalLane) -> None:
+        if lane.leaving:
+            return
+        if lane.closed:
+            del self._lanes[lane_id]
+        self._on_released(lane_id, 0 if lane.closed else lane.size_bytes)
+
+
+class Link:
+    """The channel to one job's arena."""
+
+    def __init__(
+        self, job_id: str, page: Page, lanes: Lanes, on_want: Callable[[], None], on_broken: Callable[[], None]
+    ) -> None:
+        self.job_id = job_id
+        self._page, self._lanes = page, lanes
+        self._on_want, self._on_broken = on_want, on_broken
+        self._loop = asyncio.get_running_loop()
+        self._sock, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock.setblocking(False)
+        self._loop.add_reader(self._sock.fileno(), self._readable)
+        self._sent = self._received = 0
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self.lane_id: int | None = None
+        self.quota = (0, 0)
+        self.wanted: tuple[int, int] | None = None
+        """It waits in an allocation for these: private and lane bytes."""
+        self._has: dict[int, int] = {}
+        """The version it has mapped of each slot of its lane."""
+        self._own: set[int] = set()
+        """Slots in which it has a chunk of its own."""
+        self._moves: dict[int, int] = {}
+        """Lanes it was told to leave, by the number of the order."""
+        self.closed = False
+
+    # What the core decided.
+
+    def set_quota(self, private_bytes: int, lane_bytes: int) -> None:
+        """What is there already in the part of the lane that it may use from now on comes along."""
+        records = self._changes(lane_bytes)
+        self.quota = (private_bytes, lane_bytes)
+        if self.wanted is not None and all(has >= want for has, want in zip(self.quota, self.wanted, strict=True)):
+            self.wanted = None
+        self._send([*records, Record(Kind.QUOTA, 0, private_bytes, lane_bytes)])
+
+    def refuse(self) -> None:
+        self.wanted = None
+        self._send([Record(Kind.REFUSED)])
+
+    def enter_lane(self, lane_id: int | None) -> None:
+        """None: it is in no lane now. It unmaps the one it was in before anything else."""
+        if lane_id == self.lane_id:
+            return
+        if self.lane_id is not None:
+            number = self._sent + 1
+            self._moves[number] = self.lane_id
+            self._lanes.get(self.lane_id).leaving.add(self.job_id)
+            self._has.clear()
+            self._send([Record(Kind.NEW_LANE, 0, 0, number)])
+        self.lane_id = lane_id
+
+    def bring_up_to_date(self) -> None:
+        """Before a grant."""
+        records = self._changes(self.quota[1])
+        if records:
+            self._send(records)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        self.close_theirs()
+        for _, descriptors in self._unsent:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._unsent.clear()
+        for lane_id in self._moves.values():
+            self._lanes.left(lane_id, self.job_id)
+        self._moves.clear()
+
+    def close_theirs(self) -> None:
+        """Once the job has its end."""
+        self.theirs.close()
+
+    def catch_up(self) -> None:
+        """Takes in everything the arena has sent; it counts its packets on the page, before it says anything else."""
+        while not self.closed and self._received < self._page.words[Word.JOB_PACKETS]:
+            before = self._received
+            self._readable()
+            if self._received == before:
+                return  # it says more than is true; its problem alone
+
+    # Inside.
+
+    def _changes(self, lane_bytes: int) -> list[Record]:
+        """What differs between the lane, as far as the job may use it, and what the job has mapped."""
+        if self.lane_id is None:
+            return []
+        records = []
+        for number, slot in self._lanes.get(self.lane_id).slots.items():
+            if number in self._own or self._has.get(number, 0) == slot.version or end_of(number) > lane_bytes:
+                continue
+            if slot.descriptor >= 0:
+                records.append(Record(Kind.CHUNK, number))
+            elif number in self._has:
+                records.append(Record(Kind.HOLE, number))
+            self._has[number] = slot.version
+        return records
+
+    def _send(self, records: list[Record]) -> None:
+        if self.closed:
+            return
+        for start in range(0, len(records), MOST_RECORDS):
+            part = records[start : start + MOST_RECORDS]
+            descriptors = []
+            for record in part:
+                if record.kind == Kind.CHUNK:
+                    assert self.lane_id is not None
+                    descriptors.append(os.dup(self._lanes.get(self.lane_id).slots[record.slot].descriptor))
+            self._sent += 1
+            self._page.words[Word.SERVICE_PACKETS] = self._sent
+            self._unsent.append((pack(part), descriptors))
+        self._writable()
+
+    def _writable(self) -> None:
+        while self._unsent:
+            packet, descriptors = self._unsent[0]
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            try:
+                self._sock.sendmsg([packet], ancillary)
+            except (BlockingIOError, InterruptedError):
+                self._loop.add_writer(self._sock.fileno(), self._writable)
+                return
+            except OSError:
+                pass  # it is gone, and its connection will say so
+            self._unsent.popleft()
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._loop.remove_writer(self._sock.fileno())
+
+    def _readable(self) -> None:
+        try:
+            packet, ancillary, _, _ = self._sock.recvmsg(_PACKET_BYTES, _ANCILLARY_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            packet, ancillary = b"", []
+        descriptors = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+        if not packet:
+            self._loop.remove_reader(self._sock.fileno())
+            return
+        self._received += 1
+        given = deque(descriptors)
+        try:
+            for record in unpack(packet):
+                self._obey(record, given)
+        except (ValueError, KeyError, IndexError) as error:
+            log.warning("job %s: its arena said what cannot be (%s); it is cut off", self.job_id, error)
+            self._on_broken()
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+
+    def _obey(self, record: Record, given: deque[int]) -> None:
+        match record.kind:
+            case Kind.WANT:
+                self.wanted = (record.a, record.b)
+                self._on_want()
+            case Kind.PUBLISH:
+                descriptor = given.popleft()
+                if self.lane_id is None or end_of(record.slot) > self.quota[1]:
+                    os.close(descriptor)
+                    raise ValueError(f"slot {record.slot} is not its to fill")
+                slot = self._lanes.get(self.lane_id).slots.setdefault(record.slot, Slot())
+                slot.put(descriptor)
+                self._has[record.slot] = slot.version
+            case Kind.TAKE:
+                if self.lane_id is None:
+                    raise ValueError("it takes a slot of no lane")
+                self._lanes.get(self.lane_id).slots[record.slot].put(-1)
+                self._own.add(record.slot)
+                self._has.pop(record.slot, None)
+            case Kind.DROP:
+                self._own.discard(record.slot)
+                self._has.pop(record.slot, None)
+            case Kind.LEFT:
+                lane_id = self._moves.pop(record.b, None)
+                if lane_id is not None and lane_id not in self._moves.values():
+                    self._lanes.left(lane_id, self.job_id)
+            case _:
+                raise ValueError(f"record of kind {record.kind}")

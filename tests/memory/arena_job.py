@@ -1,0 +1,95 @@
+"""A job without a framework that uses the arena of the host device, and checks every byte that it should still have.
+
+argv: SOURCE NAME ITERATIONS SEED GO. It waits for the file GO. Within an iteration it takes segments of the lane and
+writes its own pattern; some it keeps across iterations, some it frees. Whatever it kept must be there at the next one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+import time
+
+sys.path.insert(0, sys.argv[1])
+from salus.client.arena import Arena
+from salus.client.lease import of_this_process
+
+MIB = 1 << 20
+LIBRARY = os.environ.get("SALUS_TEST_ARENA")
+
+
+class HostMemory:
+    def __init__(self) -> None:
+        self.arena = Arena(LIBRARY) if LIBRARY else Arena()
+        self.live: dict[int, int] = {}
+        self.resumed = 0
+
+    def open(self, page_address: int, channel: int) -> None:
+        self.arena.open("host", 0, page_address, channel)
+
+    def before_yield(self) -> bool:
+        return self.arena.yield_(list(self.live.items()))
+
+    def after_grant(self) -> bool:
+        self.resumed += 1
+        return self.arena.resume(poison=True)
+
+    def listen(self) -> None:
+        self.arena.listen()
+
+
+class Block:
+    """Memory of ours with a pattern in it, at its beginning, its end and here and there between."""
+
+    def __init__(self, arena: Arena, kind: str, size: int, word: int) -> None:
+        address = arena.alloc(kind, size)
+        if address is None:
+            sys.exit(f"out of memory: {size >> 20} MiB of {kind}")
+        self.kind, self.address, self.size, self.word = kind, address, size, word
+        self.words = (ctypes.c_uint64 * (size // 8)).from_address(address)
+        self.places = [*range(0, size // 8, 4096), size // 8 - 1]
+        for place in self.places:
+            self.words[place] = word + place
+
+    def check(self) -> None:
+        for place in self.places:
+            if self.words[place] != self.word + place:
+                sys.exit(
+                    f"{self.kind} memory was overwritten: {self.words[place]:#x} at {place} of {self.size >> 20} MiB"
+                )
+
+
+def main(name: str, iterations: int, seed: int) -> None:
+    rng = random.Random(seed)
+    lease = of_this_process()
+    memory = HostMemory()
+    assert lease.attach(memory)
+    kept: list[Block] = []
+    private = [Block(memory.arena, "private", rng.randrange(1, 5) * 2 * MIB, seed << 40)]
+    while not os.path.exists(sys.argv[5]):
+        time.sleep(0.01)
+    for iteration in range(iterations):
+        lease.begin()
+        for block in (*kept, *private):
+            block.check()
+        sizes = [rng.choice((2, 2, 4, 20, 6)) * MIB for _ in range(rng.randrange(1, 5))]
+        blocks = [Block(memory.arena, "lane", size, seed << 40 | iteration << 20) for size in sizes]
+        for block in (*kept, *blocks):
+            block.check()
+        for block in blocks:
+            if rng.random() < 0.1 and len(kept) < 4:
+                kept.append(block)
+                memory.live[block.address] = block.size
+            else:
+                memory.arena.free("lane", block.address, block.size)
+        if kept and rng.random() < 0.3:
+            gone = kept.pop(rng.randrange(len(kept)))
+            del memory.live[gone.address]
+            memory.arena.free("lane", gone.address, gone.size)
+        lease.end()
+    print(f"finished {name} {memory.resumed}")
+
+
+main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,93 @@
+"""Real processes share real memory on the host device, through the real service and the real C code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.service.harness import SOURCE, Service, eventually
+
+JOB = Path(__file__).parent / "arena_job.py"
+
+
+@pytest.fixture
+def serve(tmp_path):
+    services = []
+
+    def start(*options: str) -> Service:
+        folder = tmp_path / str(len(services))
+        folder.mkdir()
+        services.append(Service(folder, *options))
+        return services[-1]
+
+    yield start
+    for service in services:
+        service.stop()
+
+
+def start(service: Service, name: str, iterations: int, seed: int, *options: str):
+    command = [sys.executable, str(JOB), str(SOURCE), name, str(iterations), str(seed), str(service.folder / "go")]
+    return service.salus_in_background("run", "--name", name, *options, "--", *command)
+
+
+def finish(service: Service, *jobs) -> list[int]:
+    """Lets them go once all are there. How often each was given a lease."""
+
+    def all_are_there() -> bool:
+        rows = service.jobs(everything=False).values()
+        return len(rows) >= len(jobs) and all(row["pid"] for row in rows)
+
+    if not (service.folder / "go").exists():
+        eventually(all_are_there, "all are attached")
+        (service.folder / "go").touch()
+    leases = []
+    for job in jobs:
+        output, errors = job.communicate(timeout=100)
+        assert job.returncode == 0, errors
+        leases.append(int(output.split()[-1]))
+    return leases
+
+
+def test_three_jobs_in_one_lane_never_see_or_lose_a_byte(serve):
+    service = serve("--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
+    options = ("--persistent", "100MiB", "--ephemeral", "200MiB")
+    jobs = [start(service, f"j{seed}", 150, seed, *options) for seed in (1, 2, 3)]
+    leases = finish(service, *jobs)
+    assert min(leases) > 50, "they switched at nearly every boundary"
+    status = service.status()
+    assert status["free_bytes"] == status["capacity_bytes"]
+    assert status["lane_chunks"] == 0
+
+
+def test_jobs_that_declare_nothing_grow_as_they_need(serve):
+    service = serve("--policy", "fair", "--quantum", "2ms", "--capacity", "2GiB")
+    finish(service, *(start(service, f"j{seed}", 100, seed) for seed in (1, 2, 3)))
+    rows = service.jobs()
+    for seed in (1, 2, 3):
+        assert rows[f"j{seed}"]["persistent_bytes"] >= 2 << 20
+        assert rows[f"j{seed}"]["ephemeral_bytes"] >= 2 << 20
+
+
+def test_a_killed_job_leaves_no_chunk_behind(serve):
+    service = serve("--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
+    before = service.descriptors()
+    options = ("--persistent", "100MiB", "--ephemeral", "200MiB")
+    victim = start(service, "victim", 100_000, 1, *options)
+    other = start(service, "other", 400, 2, *options)
+    for name in ("victim", "other"):
+        eventually(lambda name=name: service.jobs().get(name, {}).get("pid"), f"{name} is attached")
+    (service.folder / "go").touch()
+    for name in ("victim", "other"):
+        eventually(lambda name=name: service.jobs().get(name, {}).get("iterations", 0) > 20, f"{name} runs")
+    victim_pid = service.jobs()["victim"]["pid"]
+    os.kill(victim_pid, signal.SIGKILL)
+    finish(service, other)
+    victim.communicate(timeout=20)
+    eventually(lambda: service.status()["lane_chunks"] == 0, "all chunks are let go of")
+    eventually(lambda: service.descriptors() <= before + 1, "no descriptor is left")
+    status = service.status()
+    assert status["free_bytes"] == status["capacity_bytes"]
