@@ -52,6 +52,8 @@ static struct {
     struct record out[MOST_RECORDS];
     int out_fds[MOST_RECORDS];
     unsigned out_count, out_fd_count;
+    uint64_t *unreleased; /* handles that the driver would not take back; it is asked again */
+    size_t unreleased_count;
     long calls, fail_at;
     int error;
 } arena = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -235,6 +237,24 @@ static void say(uint32_t kind, unsigned slot, uint64_t a, uint64_t b, int fd) {
 
 /* Backing. */
 
+static void let_go(uint64_t handle) {
+    uint64_t *more;
+    if (!CALL(release, handle))
+        return;
+    more = realloc(arena.unreleased, (arena.unreleased_count + 1) * sizeof *more);
+    if (more) {
+        arena.unreleased = more;
+        more[arena.unreleased_count++] = handle;
+    }
+}
+
+static void let_go_again(void) {
+    size_t count = arena.unreleased_count;
+    arena.unreleased_count = 0;
+    for (size_t i = 0; i < count; i++)
+        let_go(arena.unreleased[i]);
+}
+
 static int back(unsigned slot, uint64_t handle, enum state state, int published) {
     uint64_t address = arena.lane_base + salus_slot_offset(slot), size = salus_slot_size(slot);
     if (CALL(map, address, size, handle))
@@ -264,8 +284,7 @@ static int unback(unsigned slot) {
     *found = (struct slot){0};
     while (arena.top && arena.slots[arena.top - 1].state == EMPTY)
         arena.top--;
-    /* Unmapped is what counts; a handle that the driver does not take back is the driver's. */
-    (void)CALL(release, handle);
+    let_go(handle);
     return 0;
 }
 
@@ -274,7 +293,7 @@ static int back_with_new(unsigned slot) {
     if (CALL(create, salus_slot_size(slot), &handle))
         return -1;
     if (back(slot, handle, SHARED, 0)) {
-        arena.device->release(handle);
+        let_go(handle);
         return -1;
     }
     return 0;
@@ -287,7 +306,7 @@ static int take_chunk(unsigned slot, int fd) {
     if (CALL(import_fd, fd, salus_slot_size(slot), &handle))
         return -1;
     if (unback(slot) || back(slot, handle, SHARED, 1)) {
-        arena.device->release(handle);
+        let_go(handle);
         return -1;
     }
     return 0;
@@ -458,6 +477,7 @@ void salus_arena_close(void) {
         struct segment found;
         for (unsigned slot = arena.top; slot-- > 0;)
             unback(slot);
+        let_go_again();
         while (arena.private.count && !take_out(&arena.private, arena.private.all[0].offset, &found)) {
             arena.device->unmap(arena.private_base + found.offset, found.size);
             arena.device->release(found.handle);
@@ -471,6 +491,9 @@ void salus_arena_close(void) {
         free(arena.slots);
         free(arena.private.all);
         free(arena.lane.all);
+        free(arena.unreleased);
+        arena.unreleased = NULL;
+        arena.unreleased_count = 0;
         arena.slots = NULL;
         arena.slot_count = 0;
         arena.private = arena.lane = (struct segments){0};
@@ -505,7 +528,7 @@ static void *private_alloc(uint64_t size) {
 unmap:
     arena.device->unmap(address, size);
 release:
-    arena.device->release(handle);
+    let_go(handle);
     return NULL;
 }
 
@@ -550,7 +573,7 @@ void salus_private_free(void *pointer, size_t size, int device, void *stream) {
             if (kept)
                 kept->handle = found.handle;
         } else {
-            (void)CALL(release, found.handle);
+            let_go(found.handle);
             arena.private_bytes -= found.size;
         }
         tell_page();
@@ -594,6 +617,7 @@ int salus_arena_resume(int poison) {
     int status = 0;
     ENTER;
     if (arena.device) {
+        let_go_again();
         status = listen_all();
         if (!status)
             status = back_segments();

@@ -7,30 +7,14 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.service.harness import SOURCE, Service, eventually
 
 JOB = Path(__file__).parent / "arena_job.py"
 
 
-@pytest.fixture
-def serve(tmp_path):
-    services = []
-
-    def start(*options: str) -> Service:
-        folder = tmp_path / str(len(services))
-        folder.mkdir()
-        services.append(Service(folder, *options))
-        return services[-1]
-
-    yield start
-    for service in services:
-        service.stop()
-
-
-def start(service: Service, name: str, iterations: int, seed: int, *options: str):
-    command = [sys.executable, str(JOB), str(SOURCE), name, str(iterations), str(seed), str(service.folder / "go")]
+def start(service: Service, name: str, iterations: int, seed: int, *options: str, prefix: list[str] | None = None):
+    go = str(service.folder / "go")
+    command = [*(prefix or []), sys.executable, str(JOB), str(SOURCE), name, str(iterations), str(seed), go]
     return service.salus_in_background("run", "--name", name, *options, "--", *command)
 
 
@@ -89,5 +73,20 @@ def test_a_killed_job_leaves_no_chunk_behind(serve):
     victim.communicate(timeout=20)
     eventually(lambda: service.status()["lane_chunks"] == 0, "all chunks are let go of")
     eventually(lambda: service.descriptors() <= before + 1, "no descriptor is left")
+    status = service.status()
+    assert status["free_bytes"] == status["capacity_bytes"]
+
+
+def test_a_job_that_waits_for_its_first_memory_has_room_made_for_it(serve):
+    """The first ones spread out over lanes of their own, and nothing is left for the persistent memory of others."""
+    service = serve("--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
+    memory = ("--persistent", "50MiB", "--ephemeral", "100MiB")
+    jobs = []
+    for seed in range(1, 7):
+        jobs.append(start(service, f"j{seed}", 60, seed, *memory))
+        eventually(lambda seed=seed: service.jobs().get(f"j{seed}", {}).get("pid"), "it is attached")
+    for seed in range(1, 7):
+        eventually(lambda seed=seed: service.jobs()[f"j{seed}"]["persistent_bytes"] > 0, f"j{seed} has memory")
+    finish(service, *jobs)
     status = service.status()
     assert status["free_bytes"] == status["capacity_bytes"]

@@ -15,7 +15,11 @@ still takes its turns. Nothing here raises into the script.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import json
 import os
+import time
 from typing import Any
 
 import torch
@@ -100,6 +104,10 @@ class TorchMemory:
         self._poison = os.environ.get("SALUS_POISON") == "1"
         self._routed: Any = None
         """The pool that allocations go to."""
+        self._trace: list[tuple[str, int]] | None = [] if os.environ.get("SALUS_TRACE") else None
+        """When the GPU was left idle for somebody else, and when it was ours again; for benchmarks."""
+        if self._trace is not None:
+            atexit.register(self._write_trace)
 
     def install(self) -> None:
         """Waits until the script uses the GPU."""
@@ -138,6 +146,8 @@ class TorchMemory:
             # While the GPU works on; what is freed from here on is promoted for nothing, and never wrongly kept.
             ranges, pending = live_ranges(_Torch.snapshot(self._lane))
             _cuda.synchronize(self._device)
+            if self._trace is not None:
+                self._trace.append(("idle", time.monotonic_ns()))
             if pending:
                 self._reclaim()
                 ranges, _ = live_ranges(_Torch.snapshot(self._lane))
@@ -148,7 +158,10 @@ class TorchMemory:
             return False
 
     def after_grant(self) -> bool:
-        return not self._active or self._arena.resume(poison=self._poison)
+        brought = not self._active or self._arena.resume(poison=self._poison)
+        if self._trace is not None:
+            self._trace.append(("ours", time.monotonic_ns()))
+        return brought
 
     def listen(self) -> None:
         self._arena.listen()
@@ -190,6 +203,10 @@ class TorchMemory:
             torch.empty(1, device=f"cuda:{self._device}")
         finally:
             self._route(before)
+
+    def _write_trace(self) -> None:
+        with contextlib.suppress(OSError), open(f"{os.environ['SALUS_TRACE']}.{os.getpid()}", "w") as file:
+            json.dump(self._trace, file)
 
     def _once(self, text: str) -> None:
         if not getattr(self, "_said", False):

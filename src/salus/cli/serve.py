@@ -13,6 +13,7 @@ from salus.cli.options import complete_policy, parsed
 from salus.core.model import GpuConfig
 from salus.errors import RequestRejected
 from salus.paths import socket_path, state_dir
+from salus.service.gpu import Gpu, Nvml, choose
 from salus.units import format_bytes, parse_bytes, parse_duration
 
 
@@ -23,9 +24,18 @@ def serve(
     quantum: Annotated[
         str, typer.Option(metavar="TIME", help="A lease lasts at least this long; 0 switches at every boundary.")
     ] = "20ms",
-    capacity: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory to share. Default: all the device has.")
+    device: Annotated[
+        str, typer.Option(metavar="auto|cuda|host", help="What is shared: a GPU, or the processor where there is none.")
+    ] = "auto",
+    gpu: Annotated[
+        str | None, typer.Option(metavar="N|UUID", help="Which GPU. Default: the one with the most free memory.")
     ] = None,
+    capacity: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory to share, as on a smaller device. Default: all it has.")
+    ] = None,
+    reserve: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory to leave to others on the GPU, besides what they use already.")
+    ] = "256MiB",
     journal: Annotated[bool, typer.Option(help="Keep a journal of every decision, for salus replay.")] = True,
     on_stop: Annotated[
         str, typer.Option(metavar="release|drain", help="What SIGTERM does: jobs go on unmanaged, or are waited for.")
@@ -44,14 +54,18 @@ def serve(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="salus: %(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    size = parsed("--capacity", parse_bytes, capacity) if capacity is not None else memory
-    if size == 0:
-        raise RequestRejected("--capacity: 0 is nothing to share; write it like 16GiB")
+    chosen = _choose(device, gpu)
+    size = _size(chosen, capacity, parsed("--reserve", parse_bytes, reserve))
     options = Options(
         socket=socket_path(),
         state=state_dir(),
-        config=GpuConfig(capacity_bytes=size, quantum_s=parsed("--quantum", parse_duration, quantum)),
+        config=GpuConfig(
+            capacity_bytes=size,
+            quantum_s=parsed("--quantum", parse_duration, quantum),
+            # Nothing can be paged out yet.
+            host_bytes=0,
+        ),
+        gpu=chosen,
         policy=policy,
         journal=journal,
         linger=linger,
@@ -59,9 +73,33 @@ def serve(
     )
 
     def started() -> None:
-        typer.echo(f"salus: serves on {options.socket}: {format_bytes(size)}, policy {policy}", err=True)
+        what = "the processor" if chosen is None else f"{chosen.name} ({chosen.uuid})"
+        typer.echo(f"salus: serves {what} on {options.socket}: {format_bytes(size)}, policy {policy}", err=True)
 
     async def serve_until_told() -> int:
         return await Server(options).run(started)
 
     raise typer.Exit(asyncio.run(serve_until_told()))
+
+
+def _choose(device: str, wanted: str | None) -> Gpu | None:
+    """None: the host device."""
+    if device not in ("auto", "cuda", "host"):
+        raise RequestRejected(f"--device: {device!r} is not understood; expected auto, cuda or host")
+    if device == "host":
+        return None
+    found = choose(Nvml().gpus(), wanted)
+    if found is None and device == "cuda":
+        raise RequestRejected("--device: there is no GPU here; salus doctor says more")
+    return found
+
+
+def _size(gpu: Gpu | None, capacity: str | None, reserve_bytes: int) -> int:
+    if gpu is None:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:
+        there = gpu.total_bytes - gpu.used_bytes - reserve_bytes
+    size = parsed("--capacity", parse_bytes, capacity) if capacity is not None else there
+    if size <= 0:
+        raise RequestRejected(f"--capacity: {format_bytes(max(size, 0))} is nothing to share; write it like 16GiB")
+    return size if gpu is None else min(size, there)

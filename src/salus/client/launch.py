@@ -61,8 +61,10 @@ def environment_for(job: msg.Registered, base: Mapping[str, str]) -> dict[str, s
     """The environment in which the adaptor loads by itself, in the process and in its children."""
     bootstrap = str(Path(__file__).parent.parent / "adaptors" / "bootstrap")
     others = [entry for entry in base.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != bootstrap]
+    placed = {} if job.gpu is None else {"CUDA_VISIBLE_DEVICES": job.gpu}
     return {
         **base,
+        **placed,
         "PYTHONPATH": os.pathsep.join([bootstrap, *others]),
         "SALUS_SOCKET": str(socket_path()),
         "SALUS_JOB": job.job_id,

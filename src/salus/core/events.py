@@ -51,8 +51,6 @@ class FootprintChanged:
 
     job_id: JobId
     footprint: Footprint
-    known: bool = True
-    """False: it may still grow. So a job asks for memory between iterations, when it has no lease."""
 
 
 @dataclass(frozen=True, slots=True)

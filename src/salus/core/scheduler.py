@@ -166,7 +166,7 @@ class Scheduler:
 
     def _on_footprint_changed(self, event: ev.FootprintChanged) -> None:
         st, job = self._state, self._job(event.job_id, event)
-        job.footprint_known = job.footprint_known or event.known
+        job.footprint_known = True
         if job.phase is Phase.WAITING:
             reason = admission.why_refused(event.footprint, st.config)
             if reason is not None:

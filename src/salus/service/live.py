@@ -43,7 +43,9 @@ QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
 MEASURE_S = 0.1
 SETTLED_AFTER = 3
-"""Boundaries after which the footprint of a job counts as known."""
+"""Boundaries after which a job has shown how much memory it needs."""
+MEASURE_LIMIT_S = 20.0
+"""One that reaches no boundary keeps others from being measured for this long."""
 
 
 @dataclass(eq=False)
@@ -64,6 +66,9 @@ class LiveJob:
     grant_event: int = -1
     link: Link | None = None
     """The channel to its arena, if it has one."""
+    measured: bool = False
+    """Its size was declared, is known from an earlier run, or has been seen."""
+    growing_since: float = 0.0
     reported_iterations: int = 0
     reported_ns: int = 0
     started_at: float | None = None
@@ -98,7 +103,8 @@ class Live:
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.TimerHandle | None = None
         self._contention: asyncio.TimerHandle | None = None
-        self._measuring: asyncio.TimerHandle | None = None
+        self._growing: str | None = None
+        """The job whose size is being measured."""
         self._numbers = 0
         self._holders: dict[str, LiveJob] = {}
 
@@ -145,8 +151,6 @@ class Live:
         if job.link is not None:
             job.link.close_theirs()
             self._admit(job)
-            if self._measuring is None:
-                self._measuring = self._loop.call_later(MEASURE_S, self._measure)
         return job
 
     def _link(self, job: LiveJob, page: Page) -> Link:
@@ -349,8 +353,13 @@ class Live:
         core = self.scheduler.jobs.get(job.job_id)
         if job.link is None or job.link.wanted is None or core is None or core.wanted is not None:
             return
-        if core.phase is Phase.WAITING:
-            return  # asked again once it is admitted
+        if core.phase is not Phase.RESIDENT:
+            # It is asked again once it is admitted. Until then it wants the device, and may have room made for it.
+            if not core.ready:
+                self.handle(ev.JobReady(job.job_id))
+            return
+        if not self._may_grow(job):
+            return
         private_bytes, lane_bytes = job.link.wanted
         exact = core.footprint.enclosing(Footprint(private_bytes, lane_bytes))
         if core.footprint.covers(exact):
@@ -365,24 +374,35 @@ class Live:
         extra = larger.total_bytes - core.footprint.total_bytes
         footprint = larger if extra <= self.scheduler.free_bytes else exact
         if core.lease is Lease.NONE:
-            self.handle(ev.FootprintChanged(job.job_id, footprint, known=False))
+            self.handle(ev.FootprintChanged(job.job_id, footprint))
         else:
             self.handle(ev.MemoryWanted(job.job_id, footprint))
 
+    def _may_grow(self, job: LiveJob) -> bool:
+        """Where nothing can be paged out, jobs of unknown size are measured one at a time.
+
+        Two that grow into each other could both be stuck.
+        """
+        if job.measured or self.scheduler.config.host_bytes != 0:
+            return True
+        if self._growing is None or self._growing not in self.jobs:
+            self._growing = job.job_id
+            job.growing_since = self._loop.time()
+            self._loop.call_later(MEASURE_S, self._measure)
+        return self._growing == job.job_id
+
     def _measure(self) -> None:
-        """After a few iterations a job has shown what it needs: from then on its footprint counts as known."""
-        self._measuring = None
-        unknown = False
-        for job in list(self.jobs.values()):
-            core = self.scheduler.jobs[job.job_id]
-            if job.link is None or job.page is None or core.footprint_known:
-                continue
-            unknown = True
-            settled = job.page.words[Word.BOUNDARIES] >= SETTLED_AFTER and core.wanted is None
-            if settled and core.phase is Phase.RESIDENT:
-                self.handle(ev.FootprintChanged(job.job_id, core.footprint))
-        if unknown:
-            self._measuring = self._loop.call_later(MEASURE_S, self._measure)
+        """After a few iterations a job has shown what it needs, or after some time without any: the next one's turn."""
+        job = self.jobs.get(self._growing or "")
+        if job is not None and job.page is not None:
+            late = self._loop.time() > job.growing_since + MEASURE_LIMIT_S
+            if job.page.words[Word.BOUNDARIES] < SETTLED_AFTER and not late:
+                self._loop.call_later(MEASURE_S, self._measure)
+                return
+            job.measured = True
+        self._growing = None
+        for other in list(self.jobs.values()):
+            self._wanted(other)
 
     def _lane_released(self, lane_id: int, size_bytes: int) -> None:
         # Not from inside the decision that it is the answer to.
@@ -444,6 +464,7 @@ class Live:
         asked = job.asked
         past = self._history.last(job.key)
         declared = asked.persistent_bytes is not None or asked.ephemeral_bytes is not None
+        job.measured = declared or past is not None
         if declared or past is None:
             footprint = Footprint(asked.persistent_bytes or 0, asked.ephemeral_bytes or 0)
         else:
@@ -455,7 +476,8 @@ class Live:
         return JobSpec(
             job_id=job.job_id,
             footprint=footprint,
-            footprint_known=declared or past is not None,
+            # One that declared nothing holds nothing yet; when it begins to, it is measured (`_may_grow`).
+            footprint_known=True,
             owner=job.uid,
             priority=asked.priority,
             weight=asked.weight,

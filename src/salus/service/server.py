@@ -27,6 +27,7 @@ from salus.plugins import load_policy
 from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob, to_message, version_mismatch
 from salus.service.connection import Connection
+from salus.service.gpu import Gpu
 from salus.service.history import History
 from salus.service.journal import Journal
 from salus.service.live import Live, LiveJob
@@ -48,6 +49,8 @@ class Options:
     journal: bool = True
     linger: bool = False
     """End when the last job has: the service was started by `salus run`."""
+    gpu: Gpu | None = None
+    """None: the host device."""
     on_stop: str = "release"
     """What SIGTERM does to jobs: `release` lets them go on unmanaged, `drain` waits for them."""
 
@@ -185,7 +188,8 @@ class Server:
         self._launchers[connection] = job
         if self._linger is not None:
             self._linger.cancel()
-        connection.send(msg.Registered(job.job_id, job.token))
+        gpu = self._options.gpu
+        connection.send(msg.Registered(job.job_id, job.token, None if gpu is None else gpu.uuid))
 
     def _on_attach(self, connection: Connection, message: msg.Attach) -> None:
         if connection in self._workers:

@@ -1,0 +1,89 @@
+"""The GPU as NVML shows it: which there are, how large, and who uses how much. No CUDA context is made.
+
+A GPU is known by its UUID. CUDA_VISIBLE_DEVICES is respected: what it hides does not exist.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from salus.errors import RequestRejected
+
+
+@dataclass(frozen=True)
+class Gpu:
+    uuid: str
+    index: int
+    name: str
+    total_bytes: int
+    used_bytes: int
+    """By others, when we looked."""
+
+
+class Nvml:
+    """None of the answers is worth failing for: without NVML there is no GPU, and nobody's memory is known."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+        except Exception:  # not installed, no driver, no GPU, a library that does not match: all the same to us
+            pass
+
+    def gpus(self) -> list[Gpu]:
+        if self._nvml is None:
+            return []
+        found = []
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+            uuid, name = (_text(ask(handle)) for ask in (self._nvml.nvmlDeviceGetUUID, self._nvml.nvmlDeviceGetName))
+            found.append(Gpu(uuid, index, name, int(memory.total), int(memory.used)))
+        return _visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    def used_by(self, gpu: Gpu) -> dict[int, int]:
+        """Bytes on the GPU by process id, where the driver says."""
+        if self._nvml is None:
+            return {}
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except Exception:
+            return {}
+        return {process.pid: int(process.usedGpuMemory or 0) for process in processes}
+
+    def used_bytes(self, gpu: Gpu) -> int:
+        handle = self._nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
+def choose(gpus: list[Gpu], wanted: str | None) -> Gpu | None:
+    """The GPU named by its number or its UUID, else the one with the most free memory; None if there is none."""
+    if wanted is None:
+        return max(gpus, key=lambda gpu: gpu.total_bytes - gpu.used_bytes, default=None)
+    for gpu in gpus:
+        if wanted in (str(gpu.index), gpu.uuid):
+            return gpu
+    there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus) or "none"
+    raise RequestRejected(f"--gpu: there is no GPU {wanted}; there are: {there}")
+
+
+def _visible(gpus: list[Gpu], setting: str | None) -> list[Gpu]:
+    if setting is None:
+        return gpus
+    shown = []
+    for entry in setting.split(","):
+        match = next((g for g in gpus if entry == str(g.index) or (entry and g.uuid.startswith(entry))), None)
+        if match is None:
+            break  # as CUDA does: what follows an entry that is none is hidden
+        shown.append(match)
+    return shown
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,235 @@
+"""The GPU suite: `make test-gpu`, or python -m tests.gpu.run [--out FILE.json] [--phases ...] [--kinds ...]
+
+- alone: each script bare and under Salus, in turns, block by block: the same losses to the last bit, and the time of an
+  iteration within 1 %.
+- together: all of them at once, three to a lane, switched at every boundary, the lane poisoned at every switch: the
+  same losses to the last bit. This is the one that matters most.
+- memory: three ResNet-50 in one lane: the GPU's memory, the throughput, the hand-over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from salus.bench import machine
+from salus.bench.own_service import OwnService
+from salus.bench.switch import _take_turn, spread
+from salus.service.gpu import Nvml
+from tests.gpu.train_kinds import ALL
+
+TRAIN = str(Path(__file__).parent / "train.py")
+BLOCK = 10
+TIMEOUT_S = 400
+GIB = 1 << 30
+NEEDS: dict[str, tuple[float, float]] = {}
+"""GiB of persistent and ephemeral memory, where the defaults would be too little."""
+
+
+def command(kind: str, iterations: int, *more: str) -> list[str]:
+    return [sys.executable, TRAIN, kind, str(iterations), *more]
+
+
+def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    output, errors = process.communicate(timeout=TIMEOUT_S)
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    if process.returncode or not lines:
+        return {"failed": (errors.strip().splitlines() or ["it said nothing"])[-6:], "status": process.returncode}
+    return {**json.loads(lines[-1]), "said": [line for line in errors.splitlines() if line.startswith("salus:")]}
+
+
+def alone(kind: str, iterations: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the bare script computed, and how Salus compares."""
+    blocks = iterations // BLOCK
+    with OwnService() as service:
+        run = command(kind, iterations, "--block", str(BLOCK))
+        # The bare one twice: how much two runs of the same thing differ is the measure of what can be seen.
+        sides = {
+            "bare": service.start_bare(run),
+            "salus": service.run(run, "--name", kind),
+            "again": service.start_bare(run),
+        }
+        try:
+            for number in range(blocks):
+                for side in list(sides) if number % 2 == 0 else list(reversed(sides)):
+                    _take_turn(sides[side])
+        except Exception as error:
+            print(f"  {kind}: {error}", flush=True)
+        told = {side: result_of(process) for side, process in sides.items()}
+        with service.connect() as connection:
+            (row,) = connection.jobs(everything=True)
+    if any("failed" in one for one in told.values()):
+        return told["bare"], {"kind": kind, "failed": told}
+    # Not the last of a block: it lasts until the next one is let go. And not the first block, which warms up.
+    medians = {
+        side: [
+            statistics.median(one["seconds"][start : start + BLOCK - 1]) for start in range(BLOCK, iterations, BLOCK)
+        ]
+        for side, one in told.items()
+    }
+    ratios = {
+        side: statistics.median(b / a for a, b in zip(medians["bare"], medians[side], strict=True)) for side in medians
+    }
+    return told["bare"], {
+        "kind": kind,
+        "same": told["bare"]["losses"] == told["salus"]["losses"],
+        "ratio": ratios["salus"],
+        "ratio_of_bare_to_bare": ratios["again"],
+        "iteration_ms": {side: 1000 * statistics.median(values) for side, values in medians.items()},
+        "iterations": row["iterations"],
+        "persistent_mib": row["persistent_bytes"] >> 20,
+        "ephemeral_mib": row["ephemeral_bytes"] >> 20,
+        "said": told["salus"]["said"],
+    }
+
+
+def together(kinds: list[str], iterations: int, bare: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """All at once: each lane has room for three, every boundary is a switch, every switch poisons."""
+    needs = {kind: NEEDS.get(kind, (2.0, 4.0)) for kind in kinds}
+    groups = (len(kinds) + 2) // 3
+    lane = max(ephemeral for _, ephemeral in needs.values())
+    capacity = sum(persistent for persistent, _ in needs.values()) + groups * lane + 1
+    options = ("--policy", "rr", "--quantum", "0", "--capacity", f"{capacity}GiB", "--reserve", "0")
+    results: dict[str, Any] = {}
+    os.environ["SALUS_POISON"] = "1"
+    with OwnService(*options) as service:
+        service.environment["SALUS_POISON"] = "1"
+        go = service.socket.parent / "go"
+        jobs = {
+            kind: service.run(
+                command(kind, iterations, "--go", str(go)),
+                "--name", kind, "--persistent", f"{needs[kind][0]}GiB", "--ephemeral", f"{lane}GiB",
+            )
+            for kind in kinds
+        }  # fmt: skip
+        started = time.monotonic()
+        for kind, job in jobs.items():
+            assert job.stdout is not None
+            if job.stdout.readline().strip() != "ready":
+                print(f"  {kind} did not start", flush=True)
+        go.touch()
+        lanes: dict[str, int] = {}
+        with service.connect() as connection:
+            lanes = {row["name"]: row["lane"] for row in connection.jobs()}
+            for kind, job in jobs.items():
+                told = result_of(job)
+                if "failed" in told:
+                    results[kind] = told
+                    continue
+                results[kind] = {"same": told["losses"] == bare[kind]["losses"], "said": told["said"]}
+            rows = {row["name"]: row for row in connection.jobs(everything=True)}
+        for kind, found in results.items():
+            found["lane"] = lanes.get(kind)
+            found["persistent_mib"] = rows[kind]["persistent_bytes"] >> 20
+            found["ephemeral_mib"] = rows[kind]["ephemeral_bytes"] >> 20
+        took_s = time.monotonic() - started
+        service.stop()
+        grants = service.journal().read_text().count('"kind":"GrantLease"')
+    return {"jobs": results, "seconds": took_s, "grants": grants}
+
+
+def memory(iterations: int) -> dict[str, Any]:
+    """Three ResNet-50 in one lane, against one alone: memory as NVML shows it, throughput, hand-over."""
+    nvml = Nvml()
+    (gpu, *_) = nvml.gpus()
+    found: dict[str, Any] = {}
+    for name, count, options in (
+        ("alone", 1, ()),
+        ("three, every boundary", 3, ("--policy", "rr", "--quantum", "0")),
+        ("three, fair, 20 ms", 3, ("--policy", "fair")),
+    ):
+        idle_bytes = nvml.used_bytes(gpu)
+        with OwnService("--capacity", "7GiB", *options) as service:
+            go, trace = service.socket.parent / "go", service.state / "trace"
+            service.environment["SALUS_TRACE"] = str(trace)
+            run = command("resnet50", iterations, "--go", str(go))
+            needs = ("--persistent", "0.6GiB", "--ephemeral", "3.6GiB")
+            jobs = [service.run(run, "--name", f"r{number}", *needs) for number in range(count)]
+            for job in jobs:
+                assert job.stdout is not None and job.stdout.readline().strip() == "ready"
+            go.touch()
+            began = time.monotonic()
+            rows: list[dict[str, Any]] = []
+            used_bytes = 0
+            with service.connect() as connection:
+                while any(job.poll() is None for job in jobs):
+                    now = connection.jobs()
+                    if now and min(row["iterations"] for row in now) > iterations // 3 and len(now) == count:
+                        rows, used_bytes = now, max(used_bytes, nvml.used_bytes(gpu) - idle_bytes)
+                    time.sleep(0.05)
+            told = [result_of(job) for job in jobs]
+            if any("failed" in one for one in told):
+                found[name] = {"failed": told}
+                continue
+            # After the first ten, which warm up and take their memory.
+            starts = [sum(one["seconds"][:10]) for one in told]
+            took_s = max(sum(one["seconds"]) for one in told) - min(starts)
+            traces = [json.loads(path.read_text()) for path in service.state.glob("trace.*")]
+            found[name] = {
+                "iterations_a_second": count * (iterations - 10) / took_s,
+                "nvml_mib": used_bytes >> 20,
+                "persistent_mib": [row["persistent_bytes"] >> 20 for row in rows],
+                "ephemeral_mib": [row["ephemeral_bytes"] >> 20 for row in rows],
+                "lanes": sorted({row["lane"] for row in rows}),
+                "hand_over_us": hand_overs(traces),
+                "wall_s": time.monotonic() - began,
+            }
+    return found
+
+
+def hand_overs(traces: list[list[list[Any]]]) -> dict[str, float] | None:
+    """From the moment one job's GPU was idle to the moment it was another's."""
+    moments = sorted((at, what, job) for job, trace in enumerate(traces) for what, at in trace)
+    gaps = [
+        (after[0] - before[0]) / 1000
+        for before, after in pairwise(moments)
+        if (before[1], after[1]) == ("idle", "ours") and before[2] != after[2]
+    ]
+    return {"count": len(gaps), **spread(gaps, "us")} if len(gaps) > 20 else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--phases", default="alone,together")
+    parser.add_argument("--kinds", default=",".join(ALL))
+    parser.add_argument("--iterations", type=int, default=100)
+    options = parser.parse_args()
+    kinds, phases = options.kinds.split(","), options.phases.split(",")
+    (gpu, *_) = Nvml().gpus()
+    result: dict[str, Any] = {"gpu": gpu.name, "iterations": options.iterations}
+    bare: dict[str, dict[str, Any]] = {}
+    rows = []
+    if "alone" in phases:
+        for kind in kinds:
+            bare[kind], row = alone(kind, options.iterations)
+            rows.append(row)
+            print({key: value for key, value in row.items() if key != "iterations"}, flush=True)
+        result["alone"] = rows
+    if "together" in phases:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        missing = [kind for kind in kinds if kind not in bare]
+        started = {kind: subprocess.Popen(command(kind, options.iterations), **pipes) for kind in missing}
+        bare |= {kind: result_of(process) for kind, process in started.items()}
+        result["together"] = together([k for k in kinds if "losses" in bare[k]], options.iterations, bare)
+        for kind, found in result["together"]["jobs"].items():
+            print(kind, found, flush=True)
+        print({key: value for key, value in result["together"].items() if key != "jobs"}, flush=True)
+    if "memory" in phases:
+        result["memory"] = memory(options.iterations)
+        for name, row in result["memory"].items():
+            print(name, row, flush=True)
+    if options.out is not None:
+        machine.write(options.out, "gpu", result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The C code under sanitizers: addresses and undefined behaviour with real jobs, threads with a program of its own."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.memory.test_lanes_across_processes import finish, start
+from tests.service.harness import Service
+
+HERE = Path(__file__).parent
+CSRC = HERE.parent.parent / "csrc"
+SOURCES = [str(CSRC / name) for name in ("arena.c", "device_host.c", "device_cuda.c")]
+FLAGS = ["-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror"]
+
+
+def build(output: Path, *options: str) -> Path:
+    subprocess.run(["cc", *FLAGS, *options, "-o", str(output), "-ldl", "-lpthread"], check=True, cwd=CSRC)
+    return output
+
+
+def runtime(name: str) -> str:
+    found = subprocess.run(["cc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+def test_jobs_that_share_a_lane_touch_no_address_they_should_not(tmp_path):
+    options = ("-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *SOURCES)
+    library = build(tmp_path / "checked.so", *options)
+    service = Service(tmp_path, "--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
+    checked = {
+        "SALUS_TEST_ARENA": str(library),
+        "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libubsan.so')}",
+        # Python itself leaks on purpose, and so does a process that ends in a hurry.
+        "ASAN_OPTIONS": "detect_leaks=0,abort_on_error=1",
+    }
+    prefix = ["env", *(f"{key}={value}" for key, value in checked.items())]
+    try:
+        memory = ("--persistent", "100MiB", "--ephemeral", "200MiB")
+        leases = finish(service, *(start(service, f"j{seed}", 80, seed, *memory, prefix=prefix) for seed in (1, 2, 3)))
+        assert min(leases) > 20
+    finally:
+        service.stop()
+
+
+def test_threads_that_wait_for_memory_do_not_race(tmp_path):
+    options = ("-fsanitize=thread", f"-I{CSRC}", str(HERE / "threads.c"), *SOURCES)
+    program = build(tmp_path / "threads", *options)
+    # The sanitizer needs a layout of the address space that some kernels randomize too far for it.
+    command = ["setarch", "--addr-no-randomize", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "finished\n"), done.stderr[-3000:]
