@@ -24,6 +24,7 @@ struct slot {
     uint8_t state;
     uint8_t published; /* the service has, or gave us, this very chunk */
     uint8_t empty_for; /* boundaries, while private */
+    uint8_t made;      /* by us: the driver counts it as ours, whoever maps it */
 };
 
 struct segment {
@@ -45,6 +46,8 @@ static struct {
     struct slot *slots;
     unsigned slot_count;
     unsigned top; /* one past the last slot that is backed */
+    int holes;    /* a slot may have lost its backing since `back_segments` looked */
+    uint64_t made_bytes; /* of the lane's chunks */
     uint64_t private_bytes, promoted_bytes, private_quota, lane_quota;
     uint64_t sent, received;
     int lost; /* the service is gone: nobody to ask, nobody to share with */
@@ -182,6 +185,7 @@ static void tell_page(void) {
     arena.page[PRIVATE_BYTES] = arena.private_bytes;
     arena.page[PROMOTED_BYTES] = arena.promoted_bytes;
     arena.page[LANE_BYTES] = lane_bytes();
+    arena.page[MADE_BYTES] = arena.made_bytes;
 }
 
 /* The channel. */
@@ -255,7 +259,7 @@ static void let_go_again(void) {
         let_go(arena.unreleased[i]);
 }
 
-static int back(unsigned slot, uint64_t handle, enum state state, int published) {
+static int back(unsigned slot, uint64_t handle, int made) {
     uint64_t address = arena.lane_base + salus_slot_offset(slot), size = salus_slot_size(slot);
     if (CALL(map, address, size, handle))
         return -1;
@@ -263,7 +267,9 @@ static int back(unsigned slot, uint64_t handle, enum state state, int published)
         arena.device->unmap(address, size);
         return -1;
     }
-    arena.slots[slot] = (struct slot){handle, state, (uint8_t)published, 0};
+    arena.slots[slot] = (struct slot){.handle = handle, .state = SHARED, .published = !made, .made = (uint8_t)made};
+    if (made)
+        arena.made_bytes += size;
     if (slot >= arena.top)
         arena.top = slot + 1;
     return 0;
@@ -280,8 +286,10 @@ static int unback(unsigned slot) {
     if (found->state == PRIVATE) {
         arena.private_bytes -= salus_slot_size(slot);
         arena.promoted_bytes -= salus_slot_size(slot);
-    }
+    } else if (found->made)
+        arena.made_bytes -= salus_slot_size(slot);
     *found = (struct slot){0};
+    arena.holes = 1;
     while (arena.top && arena.slots[arena.top - 1].state == EMPTY)
         arena.top--;
     let_go(handle);
@@ -292,7 +300,7 @@ static int back_with_new(unsigned slot) {
     uint64_t handle;
     if (CALL(create, salus_slot_size(slot), &handle))
         return -1;
-    if (back(slot, handle, SHARED, 0)) {
+    if (back(slot, handle, 1)) {
         let_go(handle);
         return -1;
     }
@@ -305,7 +313,7 @@ static int take_chunk(unsigned slot, int fd) {
         return 0;
     if (CALL(import_fd, fd, salus_slot_size(slot), &handle))
         return -1;
-    if (unback(slot) || back(slot, handle, SHARED, 1)) {
+    if (unback(slot) || back(slot, handle, 0)) {
         let_go(handle);
         return -1;
     }
@@ -442,7 +450,7 @@ int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, i
     arena.channel = channel;
     arena.sent = arena.received = 0;
     arena.reserved = rounded(reserve);
-    arena.private_quota = arena.lane_quota = arena.private_bytes = arena.promoted_bytes = 0;
+    arena.private_quota = arena.lane_quota = arena.private_bytes = arena.promoted_bytes = arena.made_bytes = 0;
     arena.lost = arena.refused = 0;
     arena.top = 0;
     arena.slot_count = salus_slot_at(arena.reserved);
@@ -603,6 +611,8 @@ void salus_lane_free(void *pointer, size_t size, int device, void *stream) {
 /* Around a lease. */
 
 static int back_segments(void) {
+    if (!arena.holes)
+        return 0;
     for (size_t i = 0; i < arena.lane.count; i++) {
         const struct segment *segment = &arena.lane.all[i];
         unsigned last = salus_slot_at(segment->offset + segment->size - 1);
@@ -610,6 +620,7 @@ static int back_segments(void) {
             if (arena.slots[slot].state == EMPTY && back_with_new(slot))
                 return -1;
     }
+    arena.holes = 0;
     return 0;
 }
 
@@ -631,20 +642,27 @@ int salus_arena_resume(int poison) {
     return status;
 }
 
-static int live_in(unsigned slot, const uint64_t *ranges, size_t count) {
-    uint64_t begin = arena.lane_base + salus_slot_offset(slot), end = begin + salus_slot_size(slot);
-    for (size_t i = 0; i < count; i++)
-        if (ranges[2 * i] < end && ranges[2 * i] + ranges[2 * i + 1] > begin)
-            return 1;
-    return 0;
+static void own(unsigned slot) {
+    if (arena.slots[slot].made)
+        arena.made_bytes -= salus_slot_size(slot);
+    arena.slots[slot] = (struct slot){.handle = arena.slots[slot].handle, .state = PRIVATE};
+    arena.private_bytes += salus_slot_size(slot);
+    arena.promoted_bytes += salus_slot_size(slot);
 }
 
 int salus_arena_yield(const uint64_t *ranges, size_t count) {
     int status = 0, fd;
+    size_t next = 0;
     ENTER;
     for (unsigned slot = 0; arena.device && slot < arena.top; slot++) {
         struct slot *found = &arena.slots[slot];
-        int live = found->state != EMPTY && live_in(slot, ranges, count);
+        uint64_t begin = arena.lane_base + salus_slot_offset(slot), end = begin + salus_slot_size(slot);
+        int live;
+        if (found->state == EMPTY)
+            continue;
+        while (next < count && ranges[2 * next] + ranges[2 * next + 1] <= begin)
+            next++;
+        live = next < count && ranges[2 * next] < end;
         if (found->state == SHARED && live) {
             /* It needs room of its own; without it the lane cannot be left. */
             if (want(arena.private_bytes + salus_slot_size(slot), 0)) {
@@ -653,19 +671,15 @@ int salus_arena_yield(const uint64_t *ranges, size_t count) {
             }
             if (found->published)
                 say(TAKE, slot, 0, 0, -1);
-            *found = (struct slot){found->handle, PRIVATE, 0, 0};
-            arena.private_bytes += salus_slot_size(slot);
-            arena.promoted_bytes += salus_slot_size(slot);
+            own(slot);
         } else if (found->state == PRIVATE) {
             found->empty_for = live ? 0 : found->empty_for + 1;
-            if (found->empty_for >= RETURN_AFTER && !unback(slot))
-                say(DROP, slot, 0, 0, -1);
-        } else if (found->state == SHARED && !found->published) {
+            if (found->empty_for >= RETURN_AFTER)
+                status = 1;
+        } else if (!found->published) {
             if (CALL(export_fd, found->handle, &fd)) {
                 /* Nobody else can have it. It stays ours, and others make their own. */
-                arena.private_bytes += salus_slot_size(slot);
-                arena.promoted_bytes += salus_slot_size(slot);
-                *found = (struct slot){found->handle, PRIVATE, 0, 0};
+                own(slot);
                 continue;
             }
             found->published = 1;
@@ -677,6 +691,18 @@ int salus_arena_yield(const uint64_t *ranges, size_t count) {
         tell_page();
     LEAVE;
     return status;
+}
+
+int salus_arena_settle(void) {
+    ENTER;
+    for (unsigned slot = 0; arena.device && slot < arena.top; slot++)
+        if (arena.slots[slot].state == PRIVATE && arena.slots[slot].empty_for >= RETURN_AFTER && !unback(slot))
+            say(DROP, slot, 0, 0, -1);
+    flush();
+    if (arena.device)
+        tell_page();
+    LEAVE;
+    return 0;
 }
 
 int salus_arena_listen(void) {

@@ -50,6 +50,7 @@ enum {
     LANE_BYTES = 18,
     JOB_PACKETS = 19,
     WAITING_FOR_MEMORY = 20,
+    MADE_BYTES = 21,
 };
 
 EXPORTED int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, int channel, uint64_t reserve);
@@ -63,8 +64,11 @@ EXPORTED void salus_lane_free(void *pointer, size_t size, int device, void *stre
 
 /* After a lease was granted: takes in what the service sent and backs every segment; with `poison`, what is dead is filled. */
 EXPORTED int salus_arena_resume(int poison);
-/* Before a lease is given up. The ranges (address, size, ...) hold live data: what backs them becomes private. */
+/* Before a lease is given up. The ranges (address, size, ...), by address, hold live data: what backs them becomes private.
+ * The device may still be at work. 0, -1 if the lease cannot be given up, or 1: `settle` has something to do. */
 EXPORTED int salus_arena_yield(const uint64_t *ranges, size_t count);
+/* Then, once the device is idle: gives back what was private and has been empty for a while. */
+EXPORTED int salus_arena_settle(void);
 /* Takes in what the service sent, whether there is a lease or not. */
 EXPORTED int salus_arena_listen(void);
 

@@ -20,6 +20,7 @@ SAMPLES = [
     msg.Register("a", ["python", "x.py"], "/", weight=2, iterations=7, duration_s=1.5, persistent_bytes=0),
     msg.Attach("1", "secret"),
     msg.Ready(),
+    msg.Yielding(),
     msg.Yielded(True),
     msg.Finished(-9),
     msg.ListJobs(True),

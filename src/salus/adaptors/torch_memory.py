@@ -145,17 +145,20 @@ class TorchMemory:
                 return True
             # While the GPU works on; what is freed from here on is promoted for nothing, and never wrongly kept.
             ranges, pending = live_ranges(_Torch.snapshot(self._lane))
-            _cuda.synchronize(self._device)
-            if self._trace is not None:
-                self._trace.append(("idle", time.monotonic_ns()))
             if pending:
+                self._wait()
                 self._reclaim()
                 ranges, _ = live_ranges(_Torch.snapshot(self._lane))
-            return self._arena.yield_(ranges)
+            return self._arena.yield_(ranges, self._wait)
         except Exception as error:
             # Without knowing what lives in the lane, it cannot be left.
             self._once(f"the lane cannot be left ({type(error).__name__}: {error})")
             return False
+
+    def _wait(self) -> None:
+        _cuda.synchronize(self._device)
+        if self._trace is not None:
+            self._trace.append(("idle", time.monotonic_ns()))
 
     def after_grant(self) -> bool:
         brought = not self._active or self._arena.resume(poison=self._poison)

@@ -9,12 +9,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from salus.bench import arena as arena_bench
 from salus.bench import crowd as crowd_bench
 from salus.bench import machine
 from salus.bench import sharing as sharing_bench
 from salus.bench import switch as switch_bench
 from salus.cli.console import make_console
+from salus.cli.options import parsed
 from salus.errors import RequestRejected
+from salus.units import parse_bytes
 
 app = typer.Typer(
     help="Measure what Salus costs and gains on this machine.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -50,6 +53,24 @@ def switch(
     _show(switch_bench.verdicts(result))
     if out is not None:
         machine.write(out, "switch", {"device": device, **result})
+
+
+@app.command()
+def arena(
+    device: Annotated[str, typer.Option(metavar="host|cuda", help="Whose memory.")] = "host",
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Of the lane.")] = "16GiB",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as JSON.")] = None,
+) -> None:
+    """Measure the arena: an allocation, making a lane, joining it from another process.
+
+    Example: `salus bench arena --device cuda --size 16GiB`
+    """
+    if device not in ("host", "cuda"):
+        raise RequestRejected(f"--device: {device!r} is not understood; expected host or cuda")
+    result = arena_bench.measure(device, parsed("--size", parse_bytes, size))
+    _show(arena_bench.verdicts(result))
+    if out is not None:
+        machine.write(out, "arena", {"device": device, **result})
 
 
 @app.command()

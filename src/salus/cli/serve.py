@@ -55,7 +55,8 @@ def serve(
         level=logging.INFO if verbose else logging.WARNING, format="salus: %(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
     chosen = _choose(device, gpu)
-    size = _size(chosen, capacity, parsed("--reserve", parse_bytes, reserve))
+    room_bytes = _room(chosen, parsed("--reserve", parse_bytes, reserve))
+    size = _size(chosen, capacity, room_bytes)
     options = Options(
         socket=socket_path(),
         state=state_dir(),
@@ -66,6 +67,7 @@ def serve(
             host_bytes=0,
         ),
         gpu=chosen,
+        room_bytes=room_bytes,
         policy=policy,
         journal=journal,
         linger=linger,
@@ -94,12 +96,15 @@ def _choose(device: str, wanted: str | None) -> Gpu | None:
     return found
 
 
-def _size(gpu: Gpu | None, capacity: str | None, reserve_bytes: int) -> int:
+def _room(gpu: Gpu | None, reserve_bytes: int) -> int:
     if gpu is None:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    else:
-        there = gpu.total_bytes - gpu.used_bytes - reserve_bytes
-    size = parsed("--capacity", parse_bytes, capacity) if capacity is not None else there
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return gpu.total_bytes - gpu.used_bytes - reserve_bytes
+
+
+def _size(gpu: Gpu | None, capacity: str | None, room_bytes: int) -> int:
+    size = parsed("--capacity", parse_bytes, capacity) if capacity is not None else room_bytes
     if size <= 0:
         raise RequestRejected(f"--capacity: {format_bytes(max(size, 0))} is nothing to share; write it like 16GiB")
-    return size if gpu is None else min(size, there)
+    # On the host device it is only a number to plan with; a GPU has what it has.
+    return size if gpu is None else min(size, room_bytes)

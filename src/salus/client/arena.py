@@ -5,8 +5,10 @@ ctypes lets go of Python's lock during a call, so a wait for memory stops nobody
 
 from __future__ import annotations
 
+import array
 import ctypes
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from salus.errors import SalusError
@@ -63,10 +65,18 @@ class Arena:
         """After a grant. False: the lane's memory could not be had, and the job must not run."""
         return bool(self._c.salus_arena_resume(int(poison)) == 0)
 
-    def yield_(self, live: Sequence[tuple[int, int]]) -> bool:
-        """Before a lease is given up; `live` are addresses and sizes. False: it cannot be given up now."""
-        flat = (ctypes.c_uint64 * (2 * len(live)))(*(number for pair in live for number in pair))
-        return bool(self._c.salus_arena_yield(flat, len(live)) == 0)
+    def yield_(self, live: Sequence[tuple[int, int]], wait: Callable[[], None] = lambda: None) -> bool:
+        """Before a lease is given up; `live` are addresses and sizes. False: it cannot be given up now.
+
+        `wait` waits for the device, which may still be at work; most of what is to be done is done meanwhile.
+        """
+        flat = array.array("Q", itertools.chain.from_iterable(sorted(live)))
+        address, _ = flat.buffer_info()
+        status = self._c.salus_arena_yield(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64)), len(live))
+        wait()
+        if status == 1:
+            self._c.salus_arena_settle()
+        return bool(status >= 0)
 
     def listen(self) -> None:
         self._c.salus_arena_listen()
@@ -85,6 +95,10 @@ class Arena:
 
     def free(self, kind: str, address: int, size: int) -> None:
         getattr(self._c, f"salus_{kind}_free")(address, size, 0, None)
+
+    def slots_of(self, offset: int) -> int:
+        """The slot at an offset of the lane. Does next to nothing: what a call from Python costs by itself."""
+        return int(self._c.salus_slot_at(ctypes.c_uint64(offset)))
 
     def fail_at(self, call: int) -> None:
         """The n-th call of the driver from now on fails; 0: none."""

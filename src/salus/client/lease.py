@@ -34,8 +34,12 @@ MOMENT_S = 0.003
 """How long a job may sit between iterations while somebody else waits, before the helper yields for it."""
 
 RETRY_S = 0.1
+AWAKE_NS = 2_000_000
+"""How long a job looks for a lease that was announced before it sleeps again."""
 
-_REVOKE, _CONTENDED, _GRANTS, _STATE = (int(w) for w in (Word.REVOKE, Word.CONTENDED, Word.GRANTS, Word.STATE))
+_REVOKE, _CONTENDED, _GRANTS, _SOON, _STATE = (
+    int(word) for word in (Word.REVOKE, Word.CONTENDED, Word.GRANTS, Word.SOON, Word.STATE)
+)
 _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES = (
     int(Word.ITERATIONS),
     int(Word.BUSY_NS),
@@ -141,11 +145,21 @@ class Lease:
         while self._managed:
             # Announces a lease, or that the service is lost, or nothing new: the helper took that lease already.
             os.eventfd_read(self._grant_event)
+            self._look_for_grant()
             with self._lock:
                 if self._accept_grant() and self._bring_memory():
                     self._words[_STATE] = _ITERATING
                     self._words[_BEGAN] = _now_ns()
                     return
+
+    def _look_for_grant(self) -> None:
+        """The one before us is about to stop: a grant that is a moment away is not slept for."""
+        words, deadline = self._words, 0
+        while words[_SOON] and words[_GRANTS] <= self._taken:
+            now = _now_ns()
+            deadline = deadline or now + AWAKE_NS
+            if now > deadline:
+                return
 
     def _accept_grant(self) -> bool:
         if self._words[_GRANTS] <= self._taken:
@@ -166,6 +180,7 @@ class Lease:
     def _yield(self, *, wants_more: bool) -> bool:
         """False: something lives in the lane and cannot be made private, so the lease is kept."""
         if self._memory is not None:
+            self._send(msg.Yielding())
             if not self._memory.before_yield():
                 return False
             if self._ended_ns:

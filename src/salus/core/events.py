@@ -93,6 +93,13 @@ class LaneReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class OutsideMemoryChanged:
+    """Others, who are none of ours, use this much of the GPU's memory now. It is not there to be given out."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     pass
 
@@ -114,6 +121,7 @@ Event = (
     | PageOutFinished
     | PageInFinished
     | LaneReleased
+    | OutsideMemoryChanged
     | TimerFired
     | PolicyChanged
 )

@@ -65,6 +65,8 @@ class LaneTable:
         """Bytes held by lanes, open or closing."""
         self.open_bytes = 0
         """The sizes of the open lanes, added up."""
+        self.outside_bytes = 0
+        """Used by others, who are none of ours. The safety condition is about ours; this is only never given out."""
         self.freed = 0
         """Goes up whenever memory became free: who did not fit before need not be tried again until it does."""
         self.out: list[Action] = []
@@ -74,7 +76,7 @@ class LaneTable:
 
     @property
     def free_bytes(self) -> int:
-        return self.capacity_bytes - self.fixed_bytes - self.lane_bytes
+        return self.capacity_bytes - self.fixed_bytes - self.lane_bytes - self.outside_bytes
 
     @property
     def coming_bytes(self) -> int:
@@ -136,6 +138,11 @@ class LaneTable:
         self.fixed_bytes -= size_bytes
         self.freed += 1
 
+    def set_outside(self, size_bytes: int) -> None:
+        if size_bytes < self.outside_bytes:
+            self.freed += 1
+        self.outside_bytes = size_bytes
+
     def set_need(self, lane_id: LaneId, job_id: JobId, ephemeral_bytes: int) -> None:
         lane = self.lanes[lane_id]
         lane.needs[job_id] = ephemeral_bytes
@@ -166,6 +173,7 @@ class LaneTable:
         copy.lanes = {lane_id: lane.copy(lane.size_bytes) for lane_id, lane in self.lanes.items()}
         copy.lane_bytes = copy.open_bytes = self.open_bytes
         copy.fixed_bytes = self.fixed_bytes - self.leaving_bytes
+        copy.outside_bytes = self.outside_bytes
         copy._next_id = self._next_id
         copy._released_at_once = True
         return copy

@@ -39,6 +39,7 @@ class Scheduler:
             ev.PageOutFinished: self._on_page_out_finished,
             ev.PageInFinished: self._on_page_in_finished,
             ev.LaneReleased: self._on_lane_released,
+            ev.OutsideMemoryChanged: self._on_outside_memory_changed,
             ev.TimerFired: self._on_timer_fired,
             ev.PolicyChanged: self._on_policy_changed,
         }
@@ -94,6 +95,12 @@ class Scheduler:
     @property
     def queue_length(self) -> int:
         return len(self._state.waiting)
+
+    def next_in_lane(self, holder_id: JobId) -> JobId | None:
+        """Who would run in the lane if its holder stopped now; a guess, for getting ready, and no decision."""
+        lane = self._state.leases.get(self._job(holder_id).lane or 0)
+        entry = lane.ready.first_entry(besides={holder_id}) if lane is not None else None
+        return None if entry is None else entry[2].job_id
 
     def unstarted(self) -> Iterator[Job]:
         """Waiting jobs, the next one first, that hold nothing on this GPU yet and so could as well go to another."""
@@ -214,6 +221,11 @@ class Scheduler:
 
     def _on_lane_released(self, event: ev.LaneReleased) -> None:
         self._state.lanes.released(event.lane_id, event.size_bytes)
+
+    def _on_outside_memory_changed(self, event: ev.OutsideMemoryChanged) -> None:
+        if event.size_bytes < 0:
+            raise RequestRejected(f"others cannot use {event.size_bytes} bytes")
+        self._state.lanes.set_outside(event.size_bytes)
 
     def _on_timer_fired(self, event: ev.TimerFired) -> None:
         self._state.timer_at = None

@@ -70,6 +70,11 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Yielding:
+    """The process is about to give its lease up, once the device is done: whoever is next may get ready."""
+
+
+@dataclass(frozen=True)
 class Yielded:
     """The process stopped at a boundary and gave its lease up; it will ask when it wants to go on."""
 
@@ -212,6 +217,7 @@ FROM_CLIENT = (
     Register,
     Attach,
     Ready,
+    Yielding,
     Yielded,
     Finished,
     ListJobs,
@@ -316,6 +322,6 @@ _SCHEMAS = {_name(message): _schema(message) for message in (*FROM_CLIENT, *FROM
 
 # Between the end of one job's iteration and the start of the next one's lie a few messages that never change: they are
 # looked up, both ways, rather than built and parsed.
-_SHORT = (Ready, Yielded, Look)
-_READY_MADE = {message: _encode(message) for message in (Ready(), Yielded(True), Yielded(False), Look())}
+_SHORT = (Ready, Yielding, Yielded, Look)
+_READY_MADE = {message: _encode(message) for message in (Ready(), Yielding(), Yielded(True), Yielded(False), Look())}
 _PACKETS = {packet: message for message, packet in _READY_MADE.items()}

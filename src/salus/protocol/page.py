@@ -24,6 +24,8 @@ class Word(IntEnum):
     """Somebody else waits: a job that sits between iterations should not keep its lease."""
     GRANTS = 2
     """Leases granted so far. The job compares it with its own count before it believes in a grant."""
+    SOON = 5
+    """A lease is about to come: look for it rather than sleep."""
     SERVICE_PACKETS = 4
     """Packets sent on the channel of the arena so far."""
     # Written by the job.
@@ -42,6 +44,8 @@ class Word(IntEnum):
     """How much of the lane it uses, from the lane's beginning."""
     JOB_PACKETS = 19
     WAITING_FOR_MEMORY = 20
+    MADE_BYTES = 21
+    """Of the lane's chunks: the driver counts them as this process's, whoever maps them."""
 
 
 class JobState(IntEnum):

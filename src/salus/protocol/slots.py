@@ -48,6 +48,10 @@ def unpack(packet: bytes) -> list[Record]:
     return [Record(*parts) for parts in _RECORD.iter_unpack(packet[: len(packet) - len(packet) % _RECORD.size])]
 
 
+def size_of(slot: int) -> int:
+    return end_of(slot) - (end_of(slot - 1) if slot else 0)
+
+
 def end_of(slot: int) -> int:
     """Where the slot ends, in bytes from the beginning of the lane."""
     offset = 0

@@ -57,6 +57,9 @@ class Nvml:
             return {}
         return {process.pid: int(process.usedGpuMemory or 0) for process in processes}
 
+    def usage(self, gpu: Gpu) -> tuple[dict[int, int], int]:
+        return self.used_by(gpu), self.used_bytes(gpu)
+
     def used_bytes(self, gpu: Gpu) -> int:
         handle = self._nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
         return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)

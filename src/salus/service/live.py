@@ -16,7 +16,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from salus.core import actions as act
@@ -41,6 +41,10 @@ CONTENTION_S = 0.01
 """How soon lease holders hear that somebody waits."""
 QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
+AWAKE_S = 0.002
+"""How long the service stays awake for a yield that was announced."""
+NOTABLE_BYTES = 32 << 20
+"""A change of less is not worth a decision."""
 MEASURE_S = 0.1
 SETTLED_AFTER = 3
 """Boundaries after which a job has shown how much memory it needs."""
@@ -69,6 +73,8 @@ class LiveJob:
     measured: bool = False
     """Its size was declared, is known from an earlier run, or has been seen."""
     growing_since: float = 0.0
+    used: dict[str, int] | None = None
+    """What its process used, once that is gone."""
     reported_iterations: int = 0
     reported_ns: int = 0
     started_at: float | None = None
@@ -103,6 +109,8 @@ class Live:
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.TimerHandle | None = None
         self._contention: asyncio.TimerHandle | None = None
+        self._awake_until = 0.0
+        self._outside_bytes = 0
         self._growing: str | None = None
         """The job whose size is being measured."""
         self._numbers = 0
@@ -139,6 +147,7 @@ class Live:
                 f"job {job.job_id} uses the device from another process already; this one runs unmanaged"
             )
         job.close()
+        job.used = None
         job.worker = connection
         job.page, job.page_descriptor = Page.create()
         job.grant_event = os.eventfd(0, os.EFD_CLOEXEC)
@@ -167,6 +176,22 @@ class Live:
     def ready(self, job: LiveJob) -> None:
         self.handle(ev.JobReady(job.job_id))
 
+    def yielding(self, job: LiveJob) -> None:
+        """The job waits for the device and then yields. Meanwhile the next one wakes up, and we do not go to sleep."""
+        if job.job_id not in self._holders:
+            return
+        following = self.jobs.get(self.scheduler.next_in_lane(job.job_id) or "")
+        if following is not None and following.page is not None:
+            following.page.words[Word.SOON] = 1
+            os.eventfd_write(following.grant_event, 1)
+            self._awake_until = self._loop.time() + AWAKE_S
+            self._stay_awake()
+
+    def _stay_awake(self) -> None:
+        """Going to sleep and waking up again takes longer than what is to be done then."""
+        if self._loop.time() < self._awake_until:
+            self._loop.call_soon(self._stay_awake)
+
     def yielded(self, job: LiveJob, wants_more: bool) -> None:
         if job.link is not None:
             job.link.catch_up()
@@ -185,6 +210,7 @@ class Live:
         self._report_others(None)
         job.worker = None
         self._holders.pop(job.job_id, None)
+        job.used = self._footprint(job, self.scheduler.jobs[job.job_id])
         if job.link is not None:
             job.link.close()
             job.link = None
@@ -332,8 +358,9 @@ class Live:
         if job.link is not None:
             job.link.bring_up_to_date()
         words = job.page.words
-        words[Word.REVOKE] = 0
+        words[Word.REVOKE] = words[Word.SOON] = 0
         words[Word.GRANTS] += 1
+        self._awake_until = 0.0
         os.eventfd_write(job.grant_event, 1)
 
     # Memory
@@ -404,6 +431,31 @@ class Live:
         for other in list(self.jobs.values()):
             self._wanted(other)
 
+    def gpu_seen(self, used_by: dict[int, int], used_bytes: int, room_bytes: int) -> None:
+        """What NVML shows: each process's bytes, all that has come into use since the service started, and how much
+        there was to use then.
+
+        A job's internal memory is what its process has beyond what its arena knows of. What nobody of ours has is
+        outside memory; on a GPU that is larger than what we share, it may not matter.
+        """
+        ours = 0
+        for job in list(self.jobs.values()):
+            core = self.scheduler.jobs[job.job_id]
+            used = used_by.get(job.worker.pid, 0) if job.worker is not None else 0
+            ours += used
+            if job.link is None or job.page is None or not used:
+                continue
+            words = job.page.words
+            internal = max(0, used - words[Word.PRIVATE_BYTES] - words[Word.MADE_BYTES])
+            settled = core.phase is Phase.RESIDENT and core.wanted is None
+            if settled and abs(internal - core.footprint.internal_bytes) >= NOTABLE_BYTES:
+                self.handle(ev.FootprintChanged(job.job_id, replace(core.footprint, internal_bytes=internal)))
+        others = max(0, used_bytes - ours)
+        outside = max(0, self.scheduler.config.capacity_bytes - (room_bytes - others))
+        if abs(outside - self._outside_bytes) >= NOTABLE_BYTES or (outside == 0 != self._outside_bytes):
+            self._outside_bytes = outside
+            self.handle(ev.OutsideMemoryChanged(outside))
+
     def _lane_released(self, lane_id: int, size_bytes: int) -> None:
         # Not from inside the decision that it is the answer to.
         self._loop.call_soon(self._decide, ev.LaneReleased(lane_id, size_bytes))
@@ -412,6 +464,8 @@ class Live:
         """What the job uses, where it has an arena that says so; else what it reserved."""
         if core is None:
             return {"persistent_bytes": 0, "ephemeral_bytes": 0, "internal_bytes": 0}
+        if job.used is not None:
+            return job.used
         found = {
             "persistent_bytes": core.footprint.persistent_bytes,
             "ephemeral_bytes": core.footprint.ephemeral_bytes,
@@ -526,7 +580,9 @@ class Live:
             "free_bytes": scheduler.free_bytes,
             "jobs": len(self.jobs),
             "queue_length": scheduler.queue_length,
+            "outside_bytes": self._outside_bytes,
             "lane_chunks": self.lanes.descriptors(),
+            "lane_chunk_bytes": self.lanes.held_bytes(),
             "journal": str(self._journal.path) if self._journal is not None else None,
             "journal_broken": self._journal.broken if self._journal is not None else None,
             "lanes": [

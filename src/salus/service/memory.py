@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from salus.protocol.page import Page, Word
-from salus.protocol.slots import MOST_RECORDS, Kind, Record, end_of, pack, unpack
+from salus.protocol.slots import MOST_RECORDS, Kind, Record, end_of, pack, size_of, unpack
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ class Slot:
 @dataclass(eq=False)
 class PhysicalLane:
     slots: dict[int, Slot] = field(default_factory=dict)
+    changes: int = 0
+    """Goes up whenever a slot changed."""
     leaving: set[str] = field(default_factory=set)
     """Jobs that were told to unmap it and have not said that they did."""
     size_bytes: int = 0
@@ -54,6 +56,7 @@ class PhysicalLane:
     def cut(self, size_bytes: int) -> None:
         """Lets go of what lies beyond."""
         self.size_bytes = size_bytes
+        self.changes += 1
         for number in [number for number in self.slots if end_of(number) > size_bytes]:
             self.slots.pop(number).put(-1)
 
@@ -91,6 +94,14 @@ class Lanes:
     def descriptors(self) -> int:
         return sum(slot.descriptor >= 0 for lane in self._lanes.values() for slot in lane.slots.values())
 
+    def held_bytes(self) -> int:
+        return sum(
+            size_of(number)
+            for lane in self._lanes.values()
+            for number, slot in lane.slots.items()
+            if slot.descriptor >= 0
+        )
+
     def _tell(self, lane_id: int, lane: PhysicalLane) -> None:
         if lane.leaving:
             return
@@ -124,6 +135,8 @@ class Link:
         """Slots in which it has a chunk of its own."""
         self._moves: dict[int, int] = {}
         """Lanes it was told to leave, by the number of the order."""
+        self._seen: tuple[int | None, int, int] | None = None
+        """Lane, changes in it and quota when it was brought up to date."""
         self.closed = False
 
     # What the core decided.
@@ -192,8 +205,12 @@ class Link:
         """What differs between the lane, as far as the job may use it, and what the job has mapped."""
         if self.lane_id is None:
             return []
+        lane = self._lanes.get(self.lane_id)
+        if self._seen == (self.lane_id, lane.changes, lane_bytes):
+            return []
+        self._seen = (self.lane_id, lane.changes, lane_bytes)
         records = []
-        for number, slot in self._lanes.get(self.lane_id).slots.items():
+        for number, slot in lane.slots.items():
             if number in self._own or self._has.get(number, 0) == slot.version or end_of(number) > lane_bytes:
                 continue
             if slot.descriptor >= 0:
@@ -270,16 +287,21 @@ class Link:
                 if self.lane_id is None or end_of(record.slot) > self.quota[1]:
                     os.close(descriptor)
                     raise ValueError(f"slot {record.slot} is not its to fill")
-                slot = self._lanes.get(self.lane_id).slots.setdefault(record.slot, Slot())
+                lane = self._lanes.get(self.lane_id)
+                lane.changes += 1
+                slot = lane.slots.setdefault(record.slot, Slot())
                 slot.put(descriptor)
                 self._has[record.slot] = slot.version
             case Kind.TAKE:
                 if self.lane_id is None:
                     raise ValueError("it takes a slot of no lane")
-                self._lanes.get(self.lane_id).slots[record.slot].put(-1)
+                lane = self._lanes.get(self.lane_id)
+                lane.changes += 1
+                lane.slots[record.slot].put(-1)
                 self._own.add(record.slot)
                 self._has.pop(record.slot, None)
             case Kind.DROP:
+                self._seen = None
                 self._own.discard(record.slot)
                 self._has.pop(record.slot, None)
             case Kind.LEFT:

@@ -27,7 +27,7 @@ from salus.plugins import load_policy
 from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob, to_message, version_mismatch
 from salus.service.connection import Connection
-from salus.service.gpu import Gpu
+from salus.service.gpu import Gpu, Nvml
 from salus.service.history import History
 from salus.service.journal import Journal
 from salus.service.live import Live, LiveJob
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 1.0
 """A service that was started for a job waits this long after its last one."""
+WATCH_S = 0.5
+"""How often NVML is asked who uses how much."""
 BACKLOG = 512
 GARBAGE_THRESHOLD = 20_000
 
@@ -51,6 +53,8 @@ class Options:
     """End when the last job has: the service was started by `salus run`."""
     gpu: Gpu | None = None
     """None: the host device."""
+    room_bytes: int = 0
+    """What there was to share on the GPU when we looked."""
     on_stop: str = "release"
     """What SIGTERM does to jobs: `release` lets them go on unmanaged, `drain` waits for them."""
 
@@ -78,6 +82,7 @@ class Server:
             msg.Register: self._on_register,
             msg.Attach: self._on_attach,
             msg.Ready: self._on_ready,
+            msg.Yielding: self._on_yielding,
             msg.Yielded: self._on_yielded,
             msg.Finished: self._on_finished,
             msg.ListJobs: self._on_list_jobs,
@@ -100,7 +105,9 @@ class Server:
         self._loop.add_reader(listener.fileno(), self._accept, listener)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop, self._options.on_stop == "drain")
-        flusher = asyncio.create_task(self._flush_now_and_then())
+        chores = [asyncio.create_task(self._flush_now_and_then())]
+        if self._options.gpu is not None:
+            chores.append(asyncio.create_task(self._watch_gpu(self._options.gpu)))
         if self._options.linger:
             self._linger = self._loop.call_later(10 * LINGER_S, self._end_if_empty)
         started()
@@ -111,7 +118,8 @@ class Server:
         try:
             await self._stopping.wait()
         finally:
-            flusher.cancel()
+            for chore in chores:
+                chore.cancel()
             self._loop.remove_reader(listener.fileno())
             listener.close()
             with contextlib.suppress(FileNotFoundError):
@@ -199,6 +207,9 @@ class Server:
     def _on_ready(self, connection: Connection, message: msg.Ready) -> None:
         self.live.ready(self._worker(connection))
 
+    def _on_yielding(self, connection: Connection, message: msg.Yielding) -> None:
+        self.live.yielding(self._worker(connection))
+
     def _on_yielded(self, connection: Connection, message: msg.Yielded) -> None:
         job = self._worker(connection)
         try:
@@ -270,6 +281,14 @@ class Server:
     def _end_if_empty(self) -> None:
         if not self.live.jobs:
             self._stopping.set()
+
+    async def _watch_gpu(self, gpu: Gpu) -> None:
+        """Asks NVML now and then, in a thread: the driver may take its time."""
+        nvml = Nvml()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            used_by, used_bytes = await asyncio.to_thread(nvml.usage, gpu)
+            self.live.gpu_seen(used_by, used_bytes - gpu.used_bytes, self._options.room_bytes)
 
     async def _flush_now_and_then(self) -> None:
         while True:
