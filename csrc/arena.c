@@ -642,6 +642,19 @@ int salus_arena_resume(int poison) {
     return status;
 }
 
+int salus_arena_would_promote(const uint64_t *ranges, size_t count) {
+    int found = 0;
+    ENTER;
+    for (size_t i = 0; arena.device && i < count && !found; i++) {
+        uint64_t begin = ranges[2 * i] - arena.lane_base;
+        unsigned last = salus_slot_at(begin + ranges[2 * i + 1] - 1);
+        for (unsigned slot = salus_slot_at(begin); slot <= last && !found; slot++)
+            found = arena.slots[slot].state == SHARED;
+    }
+    LEAVE;
+    return found;
+}
+
 static void own(unsigned slot) {
     if (arena.slots[slot].made)
         arena.made_bytes -= salus_slot_size(slot);

@@ -74,6 +74,8 @@ class Watch:
         self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed
         # One object for good: torch.compile guards on which hooks there are, and a new one would compile again.
         self._pre_hook = self._before_forward
+        if memory is not None:
+            memory.optimizers = self._known_optimizers
 
     # In and out.
 
@@ -184,10 +186,13 @@ class Watch:
         if self.iterations.kind is TRAINING:
             self._look()
 
+    def _known_optimizers(self) -> list[Any]:
+        return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+
     def _graph_is_alive(self) -> bool:
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                optimizers = [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+                optimizers = self._known_optimizers()
                 return not optimizers or any(
                     parameter.requires_grad and _reached_by_graph(parameter)
                     for optimizer in optimizers

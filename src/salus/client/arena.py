@@ -26,6 +26,10 @@ _WHY = {
 }
 
 
+def _pointer(numbers: array.array[int]) -> int:
+    return numbers.buffer_info()[0]
+
+
 class Arena:
     def __init__(self, library: Path = LIBRARY) -> None:
         try:
@@ -47,7 +51,8 @@ class Arena:
             ctypes.c_int,
             ctypes.c_uint64,
         ]
-        self._c.salus_arena_yield.argtypes = [ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]
+        for name in ("salus_arena_yield", "salus_arena_would_promote"):
+            getattr(self._c, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._c.salus_lane_address.restype = ctypes.c_uint64
 
     def open(self, device: str, ordinal: int, page_address: int, channel: int) -> None:
@@ -71,12 +76,16 @@ class Arena:
         `wait` waits for the device, which may still be at work; most of what is to be done is done meanwhile.
         """
         flat = array.array("Q", itertools.chain.from_iterable(sorted(live)))
-        address, _ = flat.buffer_info()
-        status = self._c.salus_arena_yield(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64)), len(live))
+        status = self._c.salus_arena_yield(_pointer(flat), len(live))
         wait()
         if status == 1:
             self._c.salus_arena_settle()
         return bool(status >= 0)
+
+    def would_promote(self, live: Sequence[tuple[int, int]]) -> bool:
+        """Would giving the lease up make something private that is not yet?"""
+        flat = array.array("Q", itertools.chain.from_iterable(live))
+        return bool(self._c.salus_arena_would_promote(_pointer(flat), len(live)))
 
     def listen(self) -> None:
         self._c.salus_arena_listen()
