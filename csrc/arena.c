@@ -25,6 +25,7 @@ struct slot {
     uint8_t published; /* the service has, or gave us, this very chunk */
     uint8_t empty_for; /* boundaries, while private */
     uint8_t made;      /* by us: the driver counts it as ours, whoever maps it */
+    uint8_t alone;     /* made since the service is gone: nobody else can have it */
 };
 
 struct segment {
@@ -267,7 +268,7 @@ static int back(unsigned slot, uint64_t handle, int made) {
         arena.device->unmap(address, size);
         return -1;
     }
-    arena.slots[slot] = (struct slot){.handle = handle, .state = SHARED, .published = !made, .made = (uint8_t)made};
+    arena.slots[slot] = (struct slot){.handle = handle, .state = SHARED, .published = !made, .made = (uint8_t)made, .alone = made && arena.lost};
     if (made)
         arena.made_bytes += size;
     if (slot >= arena.top)
@@ -716,6 +717,22 @@ int salus_arena_settle(void) {
         tell_page();
     LEAVE;
     return 0;
+}
+
+int salus_arena_detach(void) {
+    int status = 0;
+    ENTER;
+    if (arena.device) {
+        go_lost();
+        for (unsigned slot = arena.top; slot-- > 0;)
+            if (arena.slots[slot].state == SHARED && !arena.slots[slot].alone && unback(slot))
+                status = -1;
+        if (!status)
+            status = back_segments();
+        tell_page();
+    }
+    LEAVE;
+    return status;
 }
 
 int salus_arena_listen(void) {

@@ -71,6 +71,8 @@ EXPORTED int salus_arena_yield(const uint64_t *ranges, size_t count);
 EXPORTED int salus_arena_would_promote(const uint64_t *ranges, size_t count);
 /* Then, once the device is idle: gives back what was private and has been empty for a while. */
 EXPORTED int salus_arena_settle(void);
+/* The service is gone and this job holds no lease: gives the lane up and backs its segments with memory of its own. */
+EXPORTED int salus_arena_detach(void);
 /* Takes in what the service sent, whether there is a lease or not. */
 EXPORTED int salus_arena_listen(void);
 

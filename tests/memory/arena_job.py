@@ -36,6 +36,9 @@ class HostMemory:
         self.resumed += 1
         return self.arena.resume(poison=True)
 
+    def detach(self) -> bool:
+        return self.arena.detach()
+
     def listen(self) -> None:
         self.arena.listen()
 

@@ -90,3 +90,18 @@ def test_a_job_that_waits_for_its_first_memory_has_room_made_for_it(serve):
     finish(service, *jobs)
     status = service.status()
     assert status["free_bytes"] == status["capacity_bytes"]
+
+
+def test_when_the_service_dies_one_job_keeps_the_lane_and_the_others_take_memory_of_their_own(serve):
+    service = serve("--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
+    memory = ("--persistent", "100MiB", "--ephemeral", "200MiB")
+    jobs = [start(service, f"j{seed}", 3000, seed, *memory) for seed in (1, 2, 3)]
+    for seed in (1, 2, 3):
+        eventually(lambda seed=seed: service.jobs().get(f"j{seed}", {}).get("pid"), "it is attached")
+    (service.folder / "go").touch()
+    eventually(lambda: min(row["iterations"] for row in service.jobs().values()) > 20, "all of them run")
+    service.process.kill()
+    for job in jobs:
+        output, errors = job.communicate(timeout=100)
+        assert job.returncode == 0 and output.startswith("finished"), errors
+        assert "goes on unmanaged" in errors

@@ -153,6 +153,12 @@ class TorchMemory:
 
     def _gpu_is_in_use(self) -> None:
         try:
+            backend = _cuda.get_allocator_backend()
+            if backend != "native":
+                say(
+                    f"the script brings an allocator of its own ({backend}); it shares the GPU by turns, not its memory"
+                )
+                return
             self._device = int(_cuda.current_device())
             if not self._lease.attach(self):
                 return
@@ -201,6 +207,9 @@ class TorchMemory:
         if self._trace is not None:
             self._trace.append(("ours", time.monotonic_ns()))
         return brought
+
+    def detach(self) -> bool:
+        return not self._active or self._arena.detach()
 
     def listen(self) -> None:
         self._arena.listen()

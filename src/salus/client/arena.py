@@ -82,6 +82,10 @@ class Arena:
             self._c.salus_arena_settle()
         return bool(status >= 0)
 
+    def detach(self) -> bool:
+        """The service is gone: memory of its own instead of the lane's. False: there is not enough; try again."""
+        return bool(self._c.salus_arena_detach() == 0)
+
     def would_promote(self, live: Sequence[tuple[int, int]]) -> bool:
         """Would giving the lease up make something private that is not yet?"""
         flat = array.array("Q", itertools.chain.from_iterable(live))

@@ -34,6 +34,7 @@ MOMENT_S = 0.003
 """How long a job may sit between iterations while somebody else waits, before the helper yields for it."""
 
 RETRY_S = 0.1
+DETACH_RETRY_S = 0.5
 AWAKE_NS = 2_000_000
 """How long a job looks for a lease that was announced before it sleeps again."""
 
@@ -62,6 +63,9 @@ class Memory(Protocol):
     def after_grant(self) -> bool:
         """Brings the lane up to date. False: it cannot be had, and the job must not run."""
 
+    def detach(self) -> bool:
+        """The service is gone, and others may run in the lane: takes memory of its own. False: there is none yet."""
+
     def listen(self) -> None:
         """The service sent something that cannot wait for the next grant."""
 
@@ -83,6 +87,9 @@ class Lease:
         self._ended_ns = 0
         """When the last iteration did."""
         self._memory: Memory | None = None
+        self._must_detach = False
+        self._pages: list[Page] = []
+        """Kept for good: an arena writes to its page as long as the process lives."""
         self._words = memoryview(bytearray(4096)).cast("Q")
         os.register_at_fork(after_in_child=self._after_fork)
         atexit.register(self._before_exit)
@@ -113,6 +120,8 @@ class Lease:
                 return
         if self._managed:
             self._take()
+        elif self._must_detach:
+            self._detach()
 
     def end(self, iterations: int = 1) -> None:
         """A boundary: nothing of this job is alive in its lane."""
@@ -155,6 +164,22 @@ class Lease:
                     self._words[_STATE] = _ITERATING
                     self._words[_BEGAN] = _now_ns()
                     return
+        if self._must_detach:
+            self._detach()
+
+    def _detach(self) -> None:
+        """The service died while somebody else may have held the lease of our lane. It is theirs now."""
+        said = False
+        while True:
+            with self._lock:
+                assert self._memory is not None
+                if not self._must_detach or self._memory.detach():
+                    self._must_detach, self._holding = False, True
+                    return
+            if not said:
+                said = True
+                say(f"job {self._job_id} waits for memory of its own")
+            time.sleep(DETACH_RETRY_S)
 
     def _look_for_grant(self) -> None:
         """The one before us is about to stop: a grant that is a moment away is not slept for."""
@@ -203,6 +228,7 @@ class Lease:
             connection.send(msg.Attach(self._job_id, self._token, arena=self._memory is not None))
             _, (descriptor, grant_event, *channel) = connection.receive()
             page = Page(descriptor)
+            self._pages.append(page)
             self._words = page.words
             os.close(descriptor)
             if self._words[Word.MAGIC] != MAGIC:
@@ -269,7 +295,9 @@ class Lease:
         if not self._managed:
             return
         self._managed = False
-        self._holding = True
+        # Whoever held the lease of a lane when the service went keeps it, and nobody else runs in that lane again.
+        self._must_detach = self._memory is not None and not self._holding
+        self._holding = not self._must_detach
         """For good: `begin` takes its short way from now on."""
         self._words = memoryview(bytearray(4096)).cast("Q")
         say(f"{why}; job {self._job_id} goes on unmanaged")
@@ -294,6 +322,7 @@ class Lease:
             os.close(self._grant_event)
         self._attached = self._holding = self._asked = False
         self._memory = None
+        self._must_detach = False
         self._managed = True
         self._taken = 0
         self._words = memoryview(bytearray(4096)).cast("Q")

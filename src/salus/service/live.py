@@ -13,6 +13,7 @@ import logging
 import os
 import pwd
 import secrets
+import select
 import signal
 import time
 from collections.abc import Callable
@@ -70,6 +71,11 @@ class LiveJob:
     grant_event: int = -1
     link: Link | None = None
     """The channel to its arena, if it has one."""
+    pidfd: int = -1
+    """The process with the arena."""
+    watched: bool = False
+    ends_with: tuple[int | None] | None = None
+    """The job has ended, with this status, but its process has not."""
     measured: bool = False
     """Its size was declared, is known from an earlier run, or has been seen."""
     growing_since: float = 0.0
@@ -89,6 +95,9 @@ class LiveJob:
         if self.link is not None:
             self.link.close()
             self.link = None
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
         if self.page is not None:
             self.page.close()
             os.close(self.page_descriptor)
@@ -142,7 +151,7 @@ class Live:
         if job is None or not secrets.compare_digest(job.token, asked.token) or connection.uid != job.uid:
             # One answer for all of these: who has no token learns nothing about whose job it is.
             raise NoSuchJob(f"there is no job {asked.job_id:.40} that this process belongs to")
-        if job.worker is not None:
+        if job.worker is not None or self._still_uses_memory(job):
             raise RequestRejected(
                 f"job {job.job_id} uses the device from another process already; this one runs unmanaged"
             )
@@ -154,6 +163,7 @@ class Live:
         job.reported_iterations = job.reported_ns = 0
         descriptors = [job.page_descriptor, job.grant_event]
         if asked.arena:
+            job.pidfd = os.pidfd_open(connection.pid)
             job.link = self._link(job, job.page)
             descriptors.append(job.link.theirs.fileno())
         connection.send(msg.Attached(job.job_id), tuple(descriptors))
@@ -206,7 +216,10 @@ class Live:
             self._decide(ev.JobIdled(job.job_id))
 
     def worker_lost(self, job: LiveJob) -> None:
-        """The process that used the device is gone, and so is everything it had there."""
+        """The connection of the process that used the device has ended; its process, as a rule, with it."""
+        if self._still_uses_memory(job):
+            job.worker = None
+            return
         self._report_others(None)
         job.worker = None
         self._holders.pop(job.job_id, None)
@@ -216,8 +229,29 @@ class Live:
             job.link = None
         if job.launcher is None:
             self.end(job, None)
-        else:
+        elif not self.scheduler.jobs[job.job_id].stalled:
+            # One that was stalled in an allocation is in the middle of an iteration to the core, until it leaves.
             self._decide(ev.JobIdled(job.job_id))
+
+    def _still_uses_memory(self, job: LiveJob) -> bool:
+        """A process with an arena may work in its lane until it is dead, connection or not: nobody else may, before.
+
+        Its sockets close before the GPU lets go of it. When it is dead, what was put off is done.
+        """
+        if job.pidfd < 0 or _is_dead(job.pidfd):
+            return False
+        if not job.watched:
+            job.watched = True
+            self._loop.add_reader(job.pidfd, self._worker_died, job)
+        return True
+
+    def _worker_died(self, job: LiveJob) -> None:
+        self._loop.remove_reader(job.pidfd)
+        job.watched = False
+        if job.ends_with is not None:
+            self.end(job, job.ends_with[0])
+        elif job.job_id in self.jobs:
+            self.worker_lost(job)
 
     def launcher_lost(self, job: LiveJob) -> None:
         job.launcher = None
@@ -226,6 +260,10 @@ class Live:
 
     def end(self, job: LiveJob, exit_code: int | None) -> None:
         if self.jobs.get(job.job_id) is not job:
+            return
+        if self._still_uses_memory(job):
+            # What was started is done, and something it started in turn is not.
+            job.ends_with = (exit_code,)
             return
         self._report_others(None)
         core = self.scheduler.jobs[job.job_id]
@@ -443,9 +481,10 @@ class Live:
             core = self.scheduler.jobs[job.job_id]
             used = used_by.get(job.worker.pid, 0) if job.worker is not None else 0
             ours += used
-            if job.link is None or job.page is None or not used:
+            if job.page is None or not used:
                 continue
             words = job.page.words
+            # Without an arena all of it is: nothing is known of it, and nothing of it can be shared.
             internal = max(0, used - words[Word.PRIVATE_BYTES] - words[Word.MADE_BYTES])
             settled = core.phase is Phase.RESIDENT and core.wanted is None
             if settled and abs(internal - core.footprint.internal_bytes) >= NOTABLE_BYTES:
@@ -595,6 +634,12 @@ class Live:
                 for lane in scheduler.lanes.values()
             ][:64],
         }
+
+
+def _is_dead(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _with_headroom(wanted_bytes: int, had_bytes: int) -> int:
