@@ -15,6 +15,7 @@ static const struct {
     uint64_t size;
 } regions[] = {{64, GRANULE}, {48, 4 * GRANULE}, {112, 16 * GRANULE}, {1u << 20, 64 * GRANULE}};
 
+#define SEND_PATIENCE 2000
 #define RETURN_AFTER 3 /* boundaries at which a promoted slot was found empty before the lane's chunk comes back */
 
 enum state { EMPTY, SHARED, PRIVATE };
@@ -25,6 +26,7 @@ struct slot {
     uint8_t published; /* the service has, or gave us, this very chunk */
     uint8_t empty_for; /* boundaries, while private */
     uint8_t made;      /* by us: the driver counts it as ours, whoever maps it */
+    uint8_t stale;     /* it must not be touched again, and could not be unmapped yet */
     uint8_t alone;     /* made since the service is gone: nobody else can have it */
 };
 
@@ -51,6 +53,8 @@ static struct {
     uint64_t made_bytes; /* of the lane's chunks */
     uint64_t private_bytes, promoted_bytes, private_quota, lane_quota;
     uint64_t sent, received;
+    int stale;           /* some slot is */
+    uint64_t unanswered; /* the number of a NEW_LANE that has not been answered */
     int lost; /* the service is gone: nobody to ask, nobody to share with */
     int refused;
     struct record out[MOST_RECORDS];
@@ -219,9 +223,14 @@ static void flush(void) {
         memcpy(CMSG_DATA(header), arena.out_fds, arena.out_fd_count * sizeof(int));
     }
     if (!arena.lost) {
-        do
+        int patience = SEND_PATIENCE;
+        do {
             sent = sendmsg(arena.channel, &message, MSG_NOSIGNAL);
-        while (sent < 0 && errno == EINTR);
+            if (sent < 0 && (errno == ETOOMANYREFS || errno == ENOBUFS || errno == ENOMEM) && patience-- > 0) {
+                usleep(5000); /* too many descriptors are on their way; the service takes them in */
+                errno = EINTR;
+            }
+        } while (sent < 0 && errno == EINTR);
         if (sent < 0)
             go_lost();
         else
@@ -308,53 +317,72 @@ static int back_with_new(unsigned slot) {
     return 0;
 }
 
-static int take_chunk(unsigned slot, int fd) {
+/* What backs the slot is not ours any more. If it cannot be unmapped now, that is tried again before anything runs. */
+static void give_up(unsigned slot) {
+    if (slot < arena.slot_count && arena.slots[slot].state == SHARED && unback(slot))
+        arena.slots[slot].stale = arena.stale = 1;
+}
+
+/* What cannot be had leaves the slot empty: before the job runs, it gets a chunk of its own making. */
+static void take_chunk(unsigned slot, int fd) {
     uint64_t handle;
-    if (slot >= arena.slot_count || arena.slots[slot].state == PRIVATE)
-        return 0;
-    if (CALL(import_fd, fd, salus_slot_size(slot), &handle))
-        return -1;
-    if (unback(slot) || back(slot, handle, 0)) {
+    give_up(slot);
+    if (slot >= arena.slot_count || arena.slots[slot].state != EMPTY || fd < 0)
+        return;
+    if (!CALL(import_fd, fd, salus_slot_size(slot), &handle) && back(slot, handle, 0))
         let_go(handle);
-        return -1;
+}
+
+static void answer_new_lane(void) {
+    if (arena.unanswered && !arena.stale) {
+        say(LEFT, 0, 0, arena.unanswered, -1);
+        arena.unanswered = 0;
     }
-    return 0;
 }
 
-static int leave_lane(uint64_t number) {
-    int status = 0;
+static void leave_lane(uint64_t number) {
     for (unsigned slot = arena.top; slot-- > 0;)
-        if (arena.slots[slot].state == SHARED && unback(slot))
-            status = -1;
-    if (!status)
-        say(LEFT, 0, 0, number, -1);
-    return status;
+        give_up(slot);
+    arena.unanswered = number;
+    answer_new_lane();
 }
 
-static int obey(const struct record *record, int fd) {
+/* 0 when nothing is mapped that must not be touched. */
+static int clear_stale(void) {
+    int left = 0;
+    for (unsigned slot = arena.top; arena.stale && slot-- > 0;)
+        if (arena.slots[slot].stale && unback(slot))
+            left = 1;
+    arena.stale = left;
+    answer_new_lane();
+    return left ? -1 : 0;
+}
+
+static void obey(const struct record *record, int fd) {
     switch (record->kind) {
     case QUOTA:
         arena.private_quota = record->a;
         arena.lane_quota = record->b;
-        return 0;
+        break;
     case REFUSED:
         arena.refused = 1;
-        return 0;
+        break;
     case CHUNK:
-        return take_chunk(record->slot, fd);
+        take_chunk(record->slot, fd);
+        break;
     case HOLE:
-        return record->slot < arena.slot_count && arena.slots[record->slot].state == SHARED ? unback(record->slot) : 0;
+        give_up(record->slot);
+        break;
     case NEW_LANE:
-        return leave_lane(record->b);
-    default:
-        return 0;
+        leave_lane(record->b);
+        break;
     }
 }
 
-/* One packet. 0, -1 if something in it could not be done, 1 if there was none. */
-static int receive(int wait) {
+/* One packet; waits for it. */
+static void receive(void) {
     struct record records[MOST_RECORDS];
-    int fds[MOST_RECORDS], status = 0;
+    int fds[MOST_RECORDS];
     unsigned count, fd_count = 0, next = 0;
     union {
         char bytes[CMSG_SPACE(sizeof fds)];
@@ -367,13 +395,11 @@ static int receive(int wait) {
     ssize_t got;
 
     do
-        got = recvmsg(arena.channel, &message, MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT));
+        got = recvmsg(arena.channel, &message, MSG_CMSG_CLOEXEC);
     while (got < 0 && errno == EINTR);
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-        return 1;
     if (got <= 0) {
         go_lost();
-        return 1;
+        return;
     }
     arena.received++;
     for (header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
@@ -384,23 +410,16 @@ static int receive(int wait) {
     count = (unsigned)((size_t)got / sizeof *records);
     for (unsigned i = 0; i < count; i++) {
         int fd = records[i].kind == CHUNK && next < fd_count ? fds[next++] : -1;
-        if (obey(&records[i], fd))
-            status = -1;
+        obey(&records[i], fd);
     }
     for (unsigned i = 0; i < fd_count; i++)
         close(fds[i]);
-    return status;
 }
 
 /* Takes in what has been sent so far. The page says how much that is, so that nothing on its way is missed. */
-static int listen_all(void) {
-    int status = 0;
-    while (!arena.lost && (arena.received < arena.page[SERVICE_PACKETS])) {
-        int got = receive(1);
-        if (got < 0)
-            status = -1;
-    }
-    return status;
+static void listen_all(void) {
+    while (!arena.lost && arena.received < arena.page[SERVICE_PACKETS])
+        receive();
 }
 
 /* Waits until the quotas are this large; -1 if they never will be. 0 is: what it has. */
@@ -408,7 +427,7 @@ static int want(uint64_t private_bytes, uint64_t lane) {
     if (private_bytes <= arena.private_quota && lane <= arena.lane_quota)
         return 0;
     if (!arena.lost)
-        (void)listen_all();
+        listen_all();
     if (private_bytes <= arena.private_quota && lane <= arena.lane_quota)
         return 0;
     arena.refused = 0;
@@ -418,7 +437,7 @@ static int want(uint64_t private_bytes, uint64_t lane) {
         lane > lane_bytes() ? lane : lane_bytes(), -1);
     flush();
     while (!arena.refused && (private_bytes > arena.private_quota || lane > arena.lane_quota)) {
-        (void)receive(1);
+        receive();
         flush(); /* what it answered, if it had to leave its lane */
     }
     arena.page[WAITING_FOR_MEMORY] = 0;
@@ -452,7 +471,8 @@ int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, i
     arena.sent = arena.received = 0;
     arena.reserved = rounded(reserve);
     arena.private_quota = arena.lane_quota = arena.private_bytes = arena.promoted_bytes = arena.made_bytes = 0;
-    arena.lost = arena.refused = 0;
+    arena.lost = arena.refused = arena.stale = 0;
+    arena.unanswered = 0;
     arena.top = 0;
     arena.slot_count = salus_slot_at(arena.reserved);
     /* Its first call, `open`, makes what `enter` needs. */
@@ -630,7 +650,8 @@ int salus_arena_resume(int poison) {
     ENTER;
     if (arena.device) {
         let_go_again();
-        status = listen_all();
+        listen_all();
+        status = clear_stale();
         if (!status)
             status = back_segments();
         for (unsigned slot = 0; slot < arena.top && !status && poison; slot++)
@@ -703,6 +724,9 @@ int salus_arena_yield(const uint64_t *ranges, size_t count) {
     flush();
     if (arena.device)
         tell_page();
+    /* What was not heard did not happen: the service would hand on what is ours now. */
+    if (arena.lost)
+        status = -1;
     LEAVE;
     return status;
 }
@@ -725,8 +749,9 @@ int salus_arena_detach(void) {
     if (arena.device) {
         go_lost();
         for (unsigned slot = arena.top; slot-- > 0;)
-            if (arena.slots[slot].state == SHARED && !arena.slots[slot].alone && unback(slot))
-                status = -1;
+            if (!arena.slots[slot].alone)
+                give_up(slot);
+        status = clear_stale();
         if (!status)
             status = back_segments();
         tell_page();
@@ -736,15 +761,15 @@ int salus_arena_detach(void) {
 }
 
 int salus_arena_listen(void) {
-    int status = 0;
     ENTER;
     if (arena.device) {
-        status = listen_all();
+        listen_all();
+        (void)clear_stale();
         flush();
         tell_page();
     }
     LEAVE;
-    return status;
+    return 0;
 }
 
 /* Tests. */

@@ -169,6 +169,52 @@ def test_a_slot_that_somebody_took_is_never_touched_again(pair):
     assert os.pread(theirs, 17, 0) == b"secret of another"
 
 
+@pytest.mark.parametrize("heard_by", ["resume", "listen"])
+def test_a_slot_that_could_not_be_given_up_at_once_is_given_up_before_anything_runs(pair, heard_by):
+    arena, played = pair
+    address = arena.alloc("lane", 2 * MIB)
+    arena.yield_([])
+    played.hear()
+    theirs = played.chunks[0]
+    os.pwrite(theirs, b"LIVE", 0)
+    played.send(Record(Kind.HOLE, 0))
+    arena.fail_at(1)
+    if heard_by == "listen":
+        arena.listen()
+    assert arena.resume() or arena.resume()
+    arena.fail_at(0)
+    write(address, 2 * MIB, 1)
+    assert os.pread(theirs, 4, 0) == b"LIVE"
+
+
+def test_a_chunk_that_cannot_be_imported_leaves_nothing_of_the_old_one(pair):
+    arena, played = pair
+    address = arena.alloc("lane", 2 * MIB)
+    arena.yield_([])
+    played.hear()
+    old = os.dup(played.chunks[0])
+    os.pwrite(old, b"LIVE", 0)
+    empty = os.memfd_create("too short")
+    played.send(Record(Kind.CHUNK, 0), fds=(empty,))
+    assert arena.resume(), "it has a chunk of its own making"
+    write(address, 2 * MIB, 1)
+    assert os.pread(old, 4, 0) == b"LIVE"
+    os.close(old)
+    os.close(empty)
+
+
+def test_leaving_a_lane_is_answered_only_when_all_of_it_is_unmapped(pair):
+    arena, played = pair
+    arena.alloc("lane", 4 * MIB)
+    arena.yield_([])
+    played.hear()
+    played.send(Record(Kind.NEW_LANE, 0, 0, 9))
+    arena.fail_at(1)
+    arena.listen()
+    # The first try failed for one slot; it is tried again at once.
+    assert played.hear() == [Record(Kind.LEFT, 0, 0, 9)]
+
+
 def test_what_another_wrote_in_the_lane_is_there_and_poison_removes_it(pair):
     arena, played = pair
     chunk = os.memfd_create("chunk")
@@ -216,7 +262,8 @@ def test_a_service_that_is_gone_is_nobody_to_wait_for():
     played.ours.close()
     assert arena.alloc("private", 2 * MIB)
     assert arena.alloc("lane", 2 * MIB)
-    assert arena.yield_([])
+    assert not arena.yield_([]), "there is nobody to give the lease to, and nobody who would know what is ours"
+    assert arena.detach()
     arena.close()
     played.close()
 

@@ -18,7 +18,9 @@ was, it says so once on stderr and the job runs unmanaged.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import select
 import threading
 import time
 from pathlib import Path
@@ -157,7 +159,9 @@ class Lease:
                 self._send(msg.Ready())
         while self._managed:
             # Announces a lease, or that the service is lost, or nothing new: the helper took that lease already.
-            os.eventfd_read(self._grant_event)
+            self._grant_poll.poll()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._grant_event)
             self._look_for_grant()
             with self._lock:
                 if self._accept_grant() and self._bring_memory():
@@ -212,6 +216,10 @@ class Lease:
             self._send(msg.Yielding())
             if not self._memory.before_yield():
                 return False
+            if not self._managed:
+                # The service went meanwhile, and we held the lease: the lane is ours. What was let go of comes back.
+                self._memory.after_grant()
+                return False
             if self._ended_ns:
                 # The device worked on after the last boundary, and has been waited for.
                 self._words[_BUSY] += _now_ns() - self._ended_ns
@@ -246,6 +254,8 @@ class Lease:
                 self._memory = None
         connection.wait_for_ever()
         self._connection, self._grant_event = connection, grant_event
+        self._grant_poll = select.poll()
+        self._grant_poll.register(grant_event, select.POLLIN)
         self._attached = True
         threading.Thread(target=self._listen, args=(connection,), name="salus", daemon=True).start()
         return True
@@ -267,9 +277,11 @@ class Lease:
                             break
         except (SalusError, OSError) as error:
             if connection is self._connection:
-                self._go_unmanaged(str(error))
+                with self._lock:
+                    self._go_unmanaged(str(error))
         except Exception as error:  # whatever it is, it must not end up in the user's output as a traceback
-            self._go_unmanaged(f"{type(error).__name__}: {error}")
+            with self._lock:
+                self._go_unmanaged(f"{type(error).__name__}: {error}")
 
     def _give_up_if_idle(self) -> bool:
         """True when there is no lease to give up, now or any more."""

@@ -476,7 +476,7 @@ def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
 
 def _can_go_on(other: Job, stalled: Job) -> bool:
     """Whether the other job may yet free memory by itself while this one stalls."""
-    if other is stalled or other.stalled:
+    if other is stalled or other.wanted is not None:
         return False
     return other.phase is Phase.PAGING_IN or (other.ready and other.lane is not None and other.lane != stalled.lane)
 

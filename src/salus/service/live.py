@@ -81,6 +81,9 @@ class LiveJob:
     growing_since: float = 0.0
     used: dict[str, int] | None = None
     """What its process used, once that is gone."""
+    grants: int = 0
+    yields_late: bool | None = None
+    """It gave its lease up while one of its threads waits for memory; and whether it wants more."""
     reported_iterations: int = 0
     reported_ns: int = 0
     started_at: float | None = None
@@ -101,8 +104,9 @@ class LiveJob:
         if self.page is not None:
             self.page.close()
             os.close(self.page_descriptor)
-            os.close(self.grant_event)
-            self.page = None
+            if self.grant_event >= 0:
+                os.close(self.grant_event)
+            self.page, self.grant_event = None, -1
 
 
 class Live:
@@ -155,16 +159,25 @@ class Live:
             raise RequestRejected(
                 f"job {job.job_id} uses the device from another process already; this one runs unmanaged"
             )
+        self._stop_watching(job)
         job.close()
         job.used = None
+        job.grants = 0
+        try:
+            job.page, job.page_descriptor = Page.create()
+            job.grant_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            if asked.arena:
+                job.pidfd = os.pidfd_open(connection.pid)
+                job.link = self._link(job, job.page)
+        except OSError as error:
+            job.close()
+            raise RequestRejected(
+                f"job {job.job_id} cannot be attached ({error.strerror}); this process runs unmanaged"
+            ) from None
         job.worker = connection
-        job.page, job.page_descriptor = Page.create()
-        job.grant_event = os.eventfd(0, os.EFD_CLOEXEC)
         job.reported_iterations = job.reported_ns = 0
         descriptors = [job.page_descriptor, job.grant_event]
-        if asked.arena:
-            job.pidfd = os.pidfd_open(connection.pid)
-            job.link = self._link(job, job.page)
+        if job.link is not None:
             descriptors.append(job.link.theirs.fileno())
         connection.send(msg.Attached(job.job_id), tuple(descriptors))
         if job.link is not None:
@@ -184,6 +197,9 @@ class Live:
         return Link(job.job_id, page, self.lanes, want, broken)
 
     def ready(self, job: LiveJob) -> None:
+        if job.yields_late is not None:
+            job.yields_late = True
+            return
         self.handle(ev.JobReady(job.job_id))
 
     def yielding(self, job: LiveJob) -> None:
@@ -193,7 +209,7 @@ class Live:
         following = self.jobs.get(self.scheduler.next_in_lane(job.job_id) or "")
         if following is not None and following.page is not None:
             following.page.words[Word.SOON] = 1
-            os.eventfd_write(following.grant_event, 1)
+            _wake(following.grant_event)
             self._awake_until = self._loop.time() + AWAKE_S
             self._stay_awake()
 
@@ -203,8 +219,13 @@ class Live:
             self._loop.call_soon(self._stay_awake)
 
     def yielded(self, job: LiveJob, wants_more: bool) -> None:
-        if job.link is not None:
-            job.link.catch_up()
+        if job.link is not None and not job.link.catch_up():
+            # It may have taken something for itself that we did not hear of. Its lane is its own until it is dead.
+            raise RequestRejected(f"the arena of job {job.job_id} cannot be followed any more")
+        if self.scheduler.jobs[job.job_id].stalled:
+            # Another of its threads waits for memory. The lease is over when that has been settled.
+            job.yields_late = wants_more
+            return
         self._report_others(job)
         iterations, used_s = self._used(job)
         self._holders.pop(job.job_id, None)
@@ -215,10 +236,19 @@ class Live:
             # Idle ends the lease too. Yielded first, the job might be granted the next one before it is idle.
             self._decide(ev.JobIdled(job.job_id))
 
+    def _yield_late(self, job: LiveJob) -> None:
+        wants_more, job.yields_late = job.yields_late, None
+        if wants_more is not None and job.job_id in self.jobs and job.job_id in self._holders:
+            self.yielded(job, wants_more)
+
     def worker_lost(self, job: LiveJob) -> None:
         """The connection of the process that used the device has ended; its process, as a rule, with it."""
         if self._still_uses_memory(job):
             job.worker = None
+            core = self.scheduler.jobs[job.job_id]
+            if core.lease is Lease.NONE and not core.stalled:
+                # It goes on by itself, outside the lane. A lease would be lost on it.
+                self._decide(ev.JobIdled(job.job_id))
             return
         self._report_others(None)
         job.worker = None
@@ -246,12 +276,19 @@ class Live:
         return True
 
     def _worker_died(self, job: LiveJob) -> None:
-        self._loop.remove_reader(job.pidfd)
-        job.watched = False
+        if job.pidfd < 0:
+            return
+        self._stop_watching(job)
         if job.ends_with is not None:
             self.end(job, job.ends_with[0])
         elif job.job_id in self.jobs:
             self.worker_lost(job)
+
+    def _stop_watching(self, job: LiveJob) -> None:
+        """Before the descriptor is closed: the event loop would take the next one of that number for it."""
+        if job.watched:
+            self._loop.remove_reader(job.pidfd)
+            job.watched = False
 
     def launcher_lost(self, job: LiveJob) -> None:
         job.launcher = None
@@ -263,7 +300,7 @@ class Live:
             return
         if self._still_uses_memory(job):
             # What was started is done, and something it started in turn is not.
-            job.ends_with = (exit_code,)
+            job.ends_with = job.ends_with or (exit_code,)
             return
         self._report_others(None)
         core = self.scheduler.jobs[job.job_id]
@@ -291,6 +328,7 @@ class Live:
             waiter.send(msg.Ended(job.job_id, exit_code))
         if job.worker is not None:
             job.worker.close()
+        self._stop_watching(job)
         job.close()
         log.info("job %s ended with status %s", job.job_id, exit_code)
         if not self.jobs:
@@ -303,6 +341,9 @@ class Live:
         elif job.worker is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(job.worker.pid, signal.SIGKILL if force else signal.SIGTERM)
+        elif job.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(job.pidfd, signal.SIGKILL if force else signal.SIGTERM)
 
     def set_policy(self, policy: Policy) -> None:
         self.handle(ev.PolicyChanged(policy))
@@ -318,7 +359,11 @@ class Live:
         actions = self.scheduler.handle(event, now)
         answers: list[ev.Event] = []
         for action in actions:
-            self._obey(action, answers)
+            try:
+                self._obey(action, answers)
+            except OSError as error:
+                # One job's trouble must not keep the others from what was decided for them.
+                self._cut_off(action, error)
         if self._journal is not None:
             self._journal.record(event, now, actions)
         for answer in answers:
@@ -328,6 +373,12 @@ class Live:
         if self._news is None and self.scheduler.queue_length:
             self._news = self._loop.call_later(QUEUE_NEWS_S, self._tell_queue)
         return actions
+
+    def _cut_off(self, action: act.Action, error: OSError) -> None:
+        log.error("%s could not be carried out (%s)", action, error)
+        job = self.jobs.get(getattr(action, "job_id", ""))
+        if job is not None and job.worker is not None:
+            self._loop.call_soon(job.worker.close)
 
     def _report_others(self, besides: LiveJob | None) -> None:
         """What the lease holders used since the last time, off their pages."""
@@ -364,10 +415,12 @@ class Live:
                     job.last_queued = None
             case act.AllowGrowth(job_id):
                 self._admit(self.jobs[job_id])
+                self._loop.call_soon(self._yield_late, self.jobs[job_id])
             case act.RefuseGrowth(job_id):
                 link = self.jobs[job_id].link
                 if link is not None:
                     link.refuse()
+                self._loop.call_soon(self._yield_late, self.jobs[job_id])
             case act.LeaveLane(job_id):
                 job = self.jobs[job_id]
                 if job.link is not None:
@@ -397,9 +450,10 @@ class Live:
             job.link.bring_up_to_date()
         words = job.page.words
         words[Word.REVOKE] = words[Word.SOON] = 0
-        words[Word.GRANTS] += 1
+        job.grants += 1
+        words[Word.GRANTS] = job.grants
         self._awake_until = 0.0
-        os.eventfd_write(job.grant_event, 1)
+        _wake(job.grant_event)
 
     # Memory
 
@@ -512,8 +566,10 @@ class Live:
         }
         if job.link is not None and job.page is not None:
             words = job.page.words
-            found["persistent_bytes"] = words[Word.PRIVATE_BYTES]
-            found["ephemeral_bytes"] = words[Word.LANE_BYTES]
+            # The page is the job's to write, so what it says is bounded by what is possible.
+            capacity = self.scheduler.config.capacity_bytes
+            found["persistent_bytes"] = min(words[Word.PRIVATE_BYTES], capacity)
+            found["ephemeral_bytes"] = min(words[Word.LANE_BYTES], capacity)
         return found
 
     def _timer_fired(self) -> None:
@@ -634,6 +690,12 @@ class Live:
                 for lane in scheduler.lanes.values()
             ][:64],
         }
+
+
+def _wake(event: int) -> None:
+    # A job can fill its own event up to the brim; then it is awake.
+    with contextlib.suppress(BlockingIOError):
+        os.eventfd_write(event, 1)
 
 
 def _is_dead(pidfd: int) -> bool:

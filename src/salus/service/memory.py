@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -26,6 +27,7 @@ from salus.protocol.slots import MOST_RECORDS, Kind, Record, end_of, pack, size_
 log = logging.getLogger(__name__)
 
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MOST_RECORDS)
+RETRY_S = 0.01
 _PACKET_BYTES = 24 * MOST_RECORDS
 
 
@@ -138,6 +140,8 @@ class Link:
         self._seen: tuple[int | None, int, int] | None = None
         """Lane, changes in it and quota when it was brought up to date."""
         self.closed = False
+        self.broken = False
+        """It said what cannot be, or something could not be sent to it: nothing more is known of what it has."""
 
     # What the core decided.
 
@@ -162,6 +166,7 @@ class Link:
             self._moves[number] = self.lane_id
             self._lanes.get(self.lane_id).leaving.add(self.job_id)
             self._has.clear()
+            self._seen = None
             self._send([Record(Kind.NEW_LANE, 0, 0, number)])
         self.lane_id = lane_id
 
@@ -191,13 +196,17 @@ class Link:
         """Once the job has its end."""
         self.theirs.close()
 
-    def catch_up(self) -> None:
-        """Takes in everything the arena has sent; it counts its packets on the page, before it says anything else."""
+    def catch_up(self) -> bool:
+        """Takes in everything the arena has sent; it counts its packets on the page, before it says anything else.
+
+        False: not all of it could be, so nobody knows what the job has taken for itself.
+        """
         while not self.closed and self._received < self._page.words[Word.JOB_PACKETS]:
             before = self._received
             self._readable()
             if self._received == before:
-                return  # it says more than is true; its problem alone
+                return False
+        return not self.broken
 
     # Inside.
 
@@ -229,7 +238,11 @@ class Link:
             for record in part:
                 if record.kind == Kind.CHUNK:
                     assert self.lane_id is not None
-                    descriptors.append(os.dup(self._lanes.get(self.lane_id).slots[record.slot].descriptor))
+                    try:
+                        descriptors.append(os.dup(self._lanes.get(self.lane_id).slots[record.slot].descriptor))
+                    except OSError as error:
+                        log.error("job %s: a chunk cannot be handed on (%s); it is cut off", self.job_id, error)
+                        self._break()
             self._sent += 1
             self._page.words[Word.SERVICE_PACKETS] = self._sent
             self._unsent.append((pack(part), descriptors))
@@ -244,12 +257,24 @@ class Link:
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._sock.fileno(), self._writable)
                 return
-            except OSError:
-                pass  # it is gone, and its connection will say so
+            except OSError as error:
+                if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
+                    # Too many descriptors on their way, or no memory: what was counted must arrive.
+                    self._loop.remove_writer(self._sock.fileno())
+                    self._loop.call_later(RETRY_S, self._write_again)
+                    return
             self._unsent.popleft()
             for descriptor in descriptors:
                 os.close(descriptor)
         self._loop.remove_writer(self._sock.fileno())
+
+    def _write_again(self) -> None:
+        if not self.closed:
+            self._writable()
+
+    def _break(self) -> None:
+        self.broken = True
+        self._on_broken()
 
     def _readable(self) -> None:
         try:
@@ -272,7 +297,7 @@ class Link:
                 self._obey(record, given)
         except (ValueError, KeyError, IndexError) as error:
             log.warning("job %s: its arena said what cannot be (%s); it is cut off", self.job_id, error)
-            self._on_broken()
+            self._break()
         finally:
             for descriptor in given:
                 os.close(descriptor)

@@ -12,6 +12,7 @@ import fcntl
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -69,6 +70,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._launchers: dict[Connection, LiveJob] = {}
         self._workers: dict[Connection, LiveJob] = {}
+        _allow_many_descriptors()
         make_private(options.socket.parent)
         make_private(options.state)
         self._lock = _lock(options.socket)
@@ -295,6 +297,14 @@ class Server:
             await asyncio.sleep(1.0)
             if self._journal is not None:
                 self._journal.flush()
+
+
+def _allow_many_descriptors() -> None:
+    """One for every chunk of every lane, and a few for every job."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _lock(path: Path) -> TextIO:
