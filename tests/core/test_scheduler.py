@@ -317,3 +317,20 @@ def test_a_policy_that_fails_on_a_job_leaves_nothing_of_it_behind():
         world.scheduler.handle(ev.JobArrived(JobSpec("unknown", footprint(1, 1))), world.now)
     assert set(world.scheduler.jobs) == {"runs", "waits"}
     world.scheduler.validate()
+
+
+def test_memory_that_others_use_is_not_given_out_and_is_there_again_when_they_are_gone():
+    world = World(policy="fifo", capacity=16)
+    world.send(ev.OutsideMemoryChanged(10 * GIB))
+    assert "AdmitJob" not in kinds(world.arrive("a", footprint(4, 4)))
+    assert world.scheduler.explain("a").text == "needs 4 GiB and a lane of 4 GiB; 6 GiB of 16 GiB are free"
+    assert "AdmitJob" in kinds(world.send(ev.OutsideMemoryChanged(2 * GIB)))
+    # Others take more than is left: who runs goes on, and nobody new gets in.
+    world.send(ev.OutsideMemoryChanged(15 * GIB))
+    assert world.running() == ["a"]
+    world.arrive("b", footprint(0, 1))
+    assert world.scheduler.explain("b").text.endswith("0 B of 16 GiB are free")
+    world.send(ev.OutsideMemoryChanged(0))
+    assert world.lane_of("b") is not None
+    with pytest.raises(RequestRejected):
+        world.send(ev.OutsideMemoryChanged(-1))

@@ -88,6 +88,6 @@ def _explain_queued(st: State, job: Job) -> Waiting:
         return Waiting(WaitReason.ROOM_BEING_MADE, "room for it is being made", *place)
     text = (
         f"needs {format_bytes(needed)} and a lane of {format_bytes(lane_bytes)}; "
-        f"{format_bytes(lanes.free_bytes)} of {format_bytes(lanes.capacity_bytes)} are free"
+        f"{format_bytes(max(0, lanes.free_bytes))} of {format_bytes(lanes.capacity_bytes)} are free"
     )
     return Waiting(WaitReason.MEMORY, text, *place)

@@ -672,7 +672,7 @@ class Live:
             "policy": str(scheduler.policy),
             "quantum_s": scheduler.config.quantum_s,
             "capacity_bytes": scheduler.config.capacity_bytes,
-            "free_bytes": scheduler.free_bytes,
+            "free_bytes": max(0, scheduler.free_bytes),
             "jobs": len(self.jobs),
             "queue_length": scheduler.queue_length,
             "outside_bytes": self._outside_bytes,

@@ -1,0 +1,48 @@
+"""Which GPU is meant, without one: names, numbers and CUDA_VISIBLE_DEVICES."""
+
+from __future__ import annotations
+
+import pytest
+
+from salus.errors import RequestRejected
+from salus.service.gpu import Gpu, Nvml, _visible, choose
+
+GIB = 1 << 30
+SMALL = Gpu("GPU-aaaa", 0, "small", 8 * GIB, 1 * GIB)
+LARGE = Gpu("GPU-bbbb", 1, "large", 80 * GIB, 79 * GIB)
+FREE = Gpu("GPU-cccc", 2, "free", 40 * GIB, 2 * GIB)
+
+
+def test_the_one_with_the_most_free_memory_is_taken_unless_another_is_named():
+    assert choose([SMALL, LARGE, FREE], None) is FREE
+    assert choose([SMALL, LARGE, FREE], "1") is LARGE
+    assert choose([SMALL, LARGE, FREE], "GPU-aaaa") is SMALL
+    assert choose([], None) is None
+
+
+def test_one_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(RequestRejected, match=r"there is no GPU 7; there are: 0 \(GPU-aaaa\)"):
+        choose([SMALL], "7")
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        (None, [SMALL, LARGE, FREE]),
+        ("", []),
+        ("2,0", [FREE, SMALL]),
+        ("GPU-bb", [LARGE]),
+        ("1,9,0", [LARGE]),
+        ("-1", []),
+    ],
+)
+def test_what_cuda_visible_devices_hides_does_not_exist(setting, shown):
+    assert _visible([SMALL, LARGE, FREE], setting) == shown
+
+
+def test_without_a_driver_there_is_no_gpu_and_no_error():
+    nvml = Nvml()
+    if nvml._nvml is not None:
+        pytest.skip("this machine has a driver")
+    assert nvml.gpus() == []
+    assert nvml.used_by(SMALL) == {}
