@@ -20,12 +20,15 @@ from salus.bench.own_service import OwnService
 from salus.bench.switch import TRAIN, bare, finished
 from salus.core.model import Footprint
 from salus.errors import RequestRejected, SalusError
+from salus.service.gpu import Nvml, choose
 from salus.service.journal import leases
 from salus.simulate.engine import Hardware, JobRecord, Outcome, Segment
 from salus.simulate.trace import TraceJob
 
-CAPACITY_BYTES, EPHEMERAL_BYTES = 4 << 30, 3 << 30
-"""Of the device as the service is told, and of each job: one lane is all there is room for."""
+HOST_BYTES = 4 << 30
+"""What the service is told that the host device has."""
+LANE_PART = 0.6
+"""Of the device: as much as each job says it needs of a lane, so that there is room for one."""
 QUANTUM_S = 0.1
 """A processor has to fill its caches again after every switch, which a GPU has not."""
 CALIBRATION = 40
@@ -84,7 +87,10 @@ def calibrate(device: str, scale: float, progress: Progress) -> list[Measured]:
 
 def run_policy(policy: str, jobs: Sequence[Measured], device: str, progress: Progress) -> tuple[Outcome, list[str]]:
     """What happened, and the digests of all losses."""
-    options = ("--policy", policy, "--quantum", f"{QUANTUM_S}s", "--capacity", f"{CAPACITY_BYTES}B")
+    capacity_bytes = _capacity(device)
+    lane_bytes = int(LANE_PART * capacity_bytes)
+    options = ["--policy", policy, "--quantum", f"{QUANTUM_S}s", "--capacity", f"{capacity_bytes}B"]
+    options += ["--device", "cuda" if device == "cuda" else "host"]
     with OwnService(*options) as service:
         go = service.socket.parent / "go"
         started = []
@@ -92,7 +98,7 @@ def run_policy(policy: str, jobs: Sequence[Measured], device: str, progress: Pro
             command = [*_command(one.job, device, one.iterations), "--warm-up", "0"]
             command += ["--go", str(go), "--delay", str(one.job.arrives_s)]
             length = ("--duration", f"{one.iterations * one.iteration_s:.3f}s", "--iterations", str(one.iterations))
-            size = ("--ephemeral", f"{EPHEMERAL_BYTES}B")
+            size = ("--ephemeral", f"{lane_bytes}B")
             started.append(service.run(command, "--name", one.job.name, *length, *size))
             _wait_until_registered(service, len(started))
         progress(f"{policy}: starting up", {})
@@ -111,15 +117,20 @@ def run_policy(policy: str, jobs: Sequence[Measured], device: str, progress: Pro
     for one, said in zip(jobs, told, strict=True):
         job_id = ids[one.job.name]
         mine = [(lane, start, end) for owner, lane, start, end in held if owner == job_id]
-        footprint = Footprint(0, EPHEMERAL_BYTES)
+        footprint = Footprint(0, lane_bytes)
         trace_job = TraceJob(
             job_id, begin_s + one.job.arrives_s, one.iterations, one.iteration_s, footprint, name=one.job.name
         )
         records.append(JobRecord(trace_job, 0, started_s=mine[0][1], finished_s=said["ended_s"], leases=len(mine)))
         segments += [Segment(job_id, 0, lane, start, end) for lane, start, end in mine]
     busy_s = sum(segment.end_s - segment.start_s for segment in segments)
-    outcome = Outcome(policy, Hardware(1, CAPACITY_BYTES, quantum_s=QUANTUM_S), records, busy_s, segments)
+    outcome = Outcome(policy, Hardware(1, capacity_bytes, quantum_s=QUANTUM_S), records, busy_s, segments)
     return outcome, [said["digest"] for said in told]
+
+
+def _capacity(device: str) -> int:
+    gpu = choose(Nvml().gpus(), None) if device == "cuda" else None
+    return HOST_BYTES if gpu is None else gpu.total_bytes - gpu.used_bytes
 
 
 def _command(job: DemoJob, device: str, iterations: int) -> list[str]:

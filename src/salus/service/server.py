@@ -39,6 +39,8 @@ LINGER_S = 1.0
 """A service that was started for a job waits this long after its last one."""
 WATCH_S = 0.5
 """How often NVML is asked who uses how much."""
+REFUSAL_S = 1.0
+"""How long somebody who is turned away may take to read that."""
 BACKLOG = 512
 GARBAGE_THRESHOLD = 20_000
 
@@ -156,7 +158,8 @@ class Server:
             connection.send(
                 msg.Failed(RequestRejected.code, f"this service belongs to user {os.getuid()}; start your own")
             )
-            connection.close()
+            # Not at once: closed with something unread, a socket takes back what it has sent.
+            self._loop.call_later(REFUSAL_S, connection.close)
 
     def _on_closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -170,6 +173,9 @@ class Server:
             self.live.launcher_lost(launched)
 
     def _on_message(self, connection: Connection, message: msg.Message) -> None:
+        if connection.uid != os.getuid():
+            connection.close()
+            return
         if not connection.greeted and not isinstance(message, msg.Hello):
             raise msg.ProtocolError("a message before hello")
         try:
