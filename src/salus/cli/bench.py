@@ -48,7 +48,7 @@ def switch(
             boundaries=200_000 // scale,
             hand_overs=2000 // scale,
             kills=20 // scale,
-            blocks=0 if quick else 100,
+            rounds=0 if quick else 9,
         )
     _show(switch_bench.verdicts(result))
     if out is not None:
