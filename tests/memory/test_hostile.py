@@ -20,8 +20,9 @@ from tests.service.harness import SOURCE, eventually
 
 MEMORY = ("--persistent", "100MiB", "--ephemeral", "200MiB")
 QUITTER = """
-import sys, time
+import os, sys, time
 sys.path.insert(0, {source!r})
+open({pid_file!r}, "w").write(str(os.getpid()))
 sys.argv = ["x", {source!r}, "quitter", "0", "1", "/"]
 exec(open({job!r}).read().split("def main")[0])
 lease, memory = of_this_process(), HostMemory()
@@ -81,13 +82,14 @@ def test_a_process_that_lost_its_connection_keeps_its_lane_until_it_is_dead(serv
     service = serve("--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
     script = tmp_path / "quitter.py"
     job = os.path.join(os.path.dirname(__file__), "arena_job.py")
-    script.write_text(QUITTER.format(source=str(SOURCE), job=job))
+    pid_file = tmp_path / "pid"
+    script.write_text(QUITTER.format(source=str(SOURCE), job=job, pid_file=str(pid_file)))
     service.salus_in_background("run", "--name", "quitter", *MEMORY, "--", sys.executable, str(script))
-    pid = service.when("quitter", "running")["pid"]
+    service.when("quitter", "running")
     (service.folder / "go").touch()
     filler = start(service, "filler", 30, 3, "--persistent", "50MiB", "--ephemeral", "200MiB")
     eventually(lambda: service.jobs()["quitter"]["pid"] is None, "its connection is gone")
     time.sleep(0.5)
     assert service.jobs()["filler"]["iterations"] == 0, "the lane may still be in use"
-    os.kill(pid, signal.SIGKILL)
+    os.kill(int(pid_file.read_text()), signal.SIGKILL)
     finish(service, filler)
