@@ -29,7 +29,7 @@ lease, memory = of_this_process(), HostMemory()
 lease.attach(memory)
 lease.begin()
 block = Block(memory.arena, "lane", 2 * MIB, 7)
-lease._connection.close_in_child()
+lease._connection.close()
 time.sleep(600)
 """
 
