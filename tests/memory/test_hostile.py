@@ -89,6 +89,7 @@ def test_a_process_that_lost_its_connection_keeps_its_lane_until_it_is_dead(serv
     (service.folder / "go").touch()
     filler = start(service, "filler", 30, 3, "--persistent", "50MiB", "--ephemeral", "200MiB")
     eventually(lambda: service.jobs()["quitter"]["pid"] is None, "its connection is gone")
+    service.when("filler", "ready")
     time.sleep(0.5)
     assert service.jobs()["filler"]["iterations"] == 0, "the lane may still be in use"
     os.kill(int(pid_file.read_text()), signal.SIGKILL)
