@@ -48,7 +48,7 @@ simulate: $(INSTALLED) ## compare the policies on 100 simulated jobs; writes a p
 		--plot build/simulated.png --timeline build/simulated.html
 
 bench-host: $(INSTALLED) ## switching, a crowd, shares on the CPU; writes benchmarks/results/host-*.json
-	for name in switch crowd sharing; do $(BIN)/salus bench $$name --out benchmarks/results/host-$$name.json || exit 1; done
+	for name in switch crowd sharing arena; do $(BIN)/salus bench $$name --out benchmarks/results/host-$$name.json || exit 1; done
 
 bench-core: $(INSTALLED) ## the cost of one decision; writes benchmarks/results/core.json
 	$(BIN)/python benchmarks/core.py --out benchmarks/results/core.json

@@ -24,7 +24,7 @@ from typing import Any
 
 from salus.bench import arena, machine
 from salus.bench.own_service import OwnService
-from salus.bench.switch import _take_turn, spread
+from salus.bench.switch import spread, take_turn
 from salus.protocol import messages as msg
 from salus.service.gpu import Nvml
 from tests.gpu.train_kinds import ALL
@@ -67,7 +67,7 @@ def alone(kind: str, iterations: int) -> tuple[dict[str, Any], dict[str, Any]]:
         try:
             for number in range(blocks):
                 for side in list(sides) if number % 2 == 0 else list(reversed(sides)):
-                    _take_turn(sides[side])
+                    take_turn(sides[side])
         except Exception as error:
             print(f"  {kind}: {error}", flush=True)
         told = {side: result_of(process) for side, process in sides.items()}

@@ -142,10 +142,6 @@ def finish(*jobs: subprocess.Popen[str], timeout_s: float = 90.0) -> None:
         assert "finished" in output
 
 
-def jain(values: list[float]) -> float:
-    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
-
-
 CROWD = """
 import sys, threading
 from pathlib import Path

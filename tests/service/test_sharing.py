@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from salus.bench.sharing import jain
 from salus.plugins import load_policy
 from salus.service.journal import replay
-from tests.service.harness import crowd, eventually, finish, jain
+from tests.service.harness import crowd, eventually, finish
 
 ONE_LANE = ("--ephemeral", "3GiB")
 """On a device of 4 GiB, all jobs with this share one lane."""

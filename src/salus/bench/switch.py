@@ -163,7 +163,7 @@ def throughput(say: Say, rounds: int, blocks: int, block: int) -> dict[str, Any]
             for turn in range(blocks):
                 # What comes first must not always be the same one.
                 for side in list(sides) if turn % 2 == 0 else list(reversed(sides)):
-                    _take_turn(sides[side])
+                    take_turn(sides[side])
             told = {side: json.loads(finished(process).splitlines()[-1]) for side, process in sides.items()}
             took.append({side: statistics.median(said["seconds"]) for side, said in told.items()})
             digests |= {said["digest"] for said in told.values()}
@@ -176,7 +176,7 @@ def throughput(say: Say, rounds: int, blocks: int, block: int) -> dict[str, Any]
     }
 
 
-def _take_turn(process: subprocess.Popen[str]) -> None:
+def take_turn(process: subprocess.Popen[str]) -> None:
     """Waits until the script stands before a block, and lets it have the block to itself."""
     assert process.stdin is not None and process.stdout is not None
     while (line := process.stdout.readline().strip()) != "block":

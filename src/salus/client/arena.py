@@ -53,7 +53,6 @@ class Arena:
         ]
         for name in ("salus_arena_yield", "salus_arena_would_promote"):
             getattr(self._c, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        self._c.salus_lane_address.restype = ctypes.c_uint64
 
     def open(self, device: str, ordinal: int, page_address: int, channel: int) -> None:
         status = self._c.salus_arena_open(device.encode(), ordinal, page_address, channel, RESERVE_BYTES)

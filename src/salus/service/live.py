@@ -11,18 +11,17 @@ import asyncio
 import contextlib
 import logging
 import os
-import pwd
 import secrets
 import select
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from salus.core import actions as act
 from salus.core import events as ev
-from salus.core.model import Footprint, GpuConfig, Job, JobSpec, Lease, Phase
+from salus.core.model import Footprint, GpuConfig, JobSpec, Lease, Phase
 from salus.core.policies import Policy
 from salus.core.scheduler import Scheduler
 from salus.errors import RequestRejected
@@ -31,8 +30,10 @@ from salus.protocol.errors import NoSuchJob
 from salus.protocol.page import Page, Word
 from salus.service.connection import Connection
 from salus.service.history import History, PastRun, command_key
+from salus.service.job import LiveJob
 from salus.service.journal import Journal
 from salus.service.memory import Lanes, Link
+from salus.service.view import describe, footprint_of
 
 log = logging.getLogger(__name__)
 
@@ -51,62 +52,6 @@ SETTLED_AFTER = 3
 """Boundaries after which a job has shown how much memory it needs."""
 MEASURE_LIMIT_S = 20.0
 """One that reaches no boundary keeps others from being measured for this long."""
-
-
-@dataclass(eq=False)
-class LiveJob:
-    """A job as the service knows it, from its registration to after its end."""
-
-    job_id: str
-    token: str
-    uid: int
-    asked: msg.Register
-    key: str
-    submitted_at: float
-    launcher: Connection | None
-    worker: Connection | None = None
-    """The process that uses the device."""
-    page: Page | None = None
-    page_descriptor: int = -1
-    grant_event: int = -1
-    link: Link | None = None
-    """The channel to its arena, if it has one."""
-    pidfd: int = -1
-    """The process with the arena."""
-    watched: bool = False
-    ends_with: tuple[int | None] | None = None
-    """The job has ended, with this status, but its process has not."""
-    measured: bool = False
-    """Its size was declared, is known from an earlier run, or has been seen."""
-    growing_since: float = 0.0
-    used: dict[str, int] | None = None
-    """What its process used, once that is gone."""
-    grants: int = 0
-    yields_late: bool | None = None
-    """It gave its lease up while one of its threads waits for memory; and whether it wants more."""
-    reported_iterations: int = 0
-    reported_ns: int = 0
-    started_at: float | None = None
-    finished_at: float | None = None
-    exit_code: int | None = None
-    cancelled: bool = False
-    last_queued: msg.Queued | None = None
-    final: dict[str, Any] = field(default_factory=dict)
-    waiters: list[Connection] = field(default_factory=list)
-
-    def close(self) -> None:
-        if self.link is not None:
-            self.link.close()
-            self.link = None
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
-        if self.page is not None:
-            self.page.close()
-            os.close(self.page_descriptor)
-            if self.grant_event >= 0:
-                os.close(self.grant_event)
-            self.page, self.grant_event = None, -1
 
 
 class Live:
@@ -253,7 +198,7 @@ class Live:
         self._report_others(None)
         job.worker = None
         self._holders.pop(job.job_id, None)
-        job.used = self._footprint(job, self.scheduler.jobs[job.job_id])
+        job.used = footprint_of(self.scheduler, job)
         if job.link is not None:
             job.link.close()
             job.link = None
@@ -307,7 +252,7 @@ class Live:
         job.final = {
             "iterations": core.iterations_done,
             "gpu_time_s": core.attained_s,
-            **self._footprint(job, core),
+            **footprint_of(self.scheduler, job),
         }
         job.finished_at, job.exit_code = time.time(), exit_code
         self._holders.pop(job.job_id, None)
@@ -553,25 +498,6 @@ class Live:
         # Not from inside the decision that it is the answer to.
         self._loop.call_soon(self._decide, ev.LaneReleased(lane_id, size_bytes))
 
-    def _footprint(self, job: LiveJob, core: Job | None) -> dict[str, int]:
-        """What the job uses, where it has an arena that says so; else what it reserved."""
-        if core is None:
-            return {"persistent_bytes": 0, "ephemeral_bytes": 0, "internal_bytes": 0}
-        if job.used is not None:
-            return job.used
-        found = {
-            "persistent_bytes": core.footprint.persistent_bytes,
-            "ephemeral_bytes": core.footprint.ephemeral_bytes,
-            "internal_bytes": core.footprint.internal_bytes,
-        }
-        if job.link is not None and job.page is not None:
-            words = job.page.words
-            # The page is the job's to write, so what it says is bounded by what is possible.
-            capacity = self.scheduler.config.capacity_bytes
-            found["persistent_bytes"] = min(words[Word.PRIVATE_BYTES], capacity)
-            found["ephemeral_bytes"] = min(words[Word.LANE_BYTES], capacity)
-        return found
-
     def _timer_fired(self) -> None:
         self._timer = None
         self.handle(ev.TimerFired())
@@ -637,30 +563,7 @@ class Live:
     # What people see
 
     def describe(self, job: LiveJob) -> dict[str, Any]:
-        core = self.scheduler.jobs.get(job.job_id)
-        why = self.scheduler.explain(job.job_id) if core is not None else None
-        row: dict[str, Any] = {
-            "id": job.job_id,
-            "name": job.asked.name,
-            "user": _user_name(job.uid),
-            "state": _state(job, core),
-            "wait_reason": why.text if why is not None else None,
-            "position": why.position if why is not None else None,
-            "lane": core.lane if core is not None else None,
-            "priority": job.asked.priority,
-            "weight": job.asked.weight,
-            "iterations": core.iterations_done if core is not None else 0,
-            "gpu_time_s": core.attained_s if core is not None else 0.0,
-            **self._footprint(job, core),
-            "submitted_at": job.submitted_at,
-            "started_at": job.started_at,
-            "finished_at": job.finished_at,
-            "exit_code": job.exit_code,
-            "command": " ".join(job.asked.command)[:200],
-            "log": job.asked.log,
-            "pid": job.worker.pid if job.worker is not None else None,
-        }
-        return row | job.final
+        return describe(self.scheduler, job)
 
     def refresh(self) -> None:
         """Brings the counters of running jobs up to date, for somebody who looks."""
@@ -709,22 +612,3 @@ def _with_headroom(wanted_bytes: int, had_bytes: int) -> int:
     if wanted_bytes <= had_bytes:
         return had_bytes
     return wanted_bytes + min(max(wanted_bytes >> 3, 32 << 20), 1 << 30)
-
-
-def _state(job: LiveJob, core: Job | None) -> str:
-    if core is None:
-        return "cancelled" if job.cancelled else "done" if job.exit_code == 0 else "failed"
-    if core.phase is not Phase.RESIDENT:
-        return str(core.phase.value)
-    if core.lease is not Lease.NONE:
-        return "running"
-    if core.ready:
-        return "ready"
-    return "starting" if job.started_at is None else "idle"
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -30,8 +30,9 @@ from salus.protocol.errors import NoSuchJob, to_message, version_mismatch
 from salus.service.connection import Connection
 from salus.service.gpu import Gpu, Nvml
 from salus.service.history import History
+from salus.service.job import LiveJob
 from salus.service.journal import Journal
-from salus.service.live import Live, LiveJob
+from salus.service.live import Live
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,68 @@
+"""A job as the service knows it, and the descriptors that hang on it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from salus.protocol import messages as msg
+from salus.protocol.page import Page
+from salus.service.connection import Connection
+from salus.service.memory import Link
+
+
+@dataclass(eq=False)
+class LiveJob:
+    """A job as the service knows it, from its registration to after its end."""
+
+    job_id: str
+    token: str
+    uid: int
+    asked: msg.Register
+    key: str
+    submitted_at: float
+    launcher: Connection | None
+    worker: Connection | None = None
+    """The process that uses the device."""
+    page: Page | None = None
+    page_descriptor: int = -1
+    grant_event: int = -1
+    link: Link | None = None
+    """The channel to its arena, if it has one."""
+    pidfd: int = -1
+    """The process with the arena."""
+    watched: bool = False
+    ends_with: tuple[int | None] | None = None
+    """The job has ended, with this status, but its process has not."""
+    measured: bool = False
+    """Its size was declared, is known from an earlier run, or has been seen."""
+    growing_since: float = 0.0
+    used: dict[str, int] | None = None
+    """What its process used, once that is gone."""
+    grants: int = 0
+    yields_late: bool | None = None
+    """It gave its lease up while one of its threads waits for memory; and whether it wants more."""
+    reported_iterations: int = 0
+    reported_ns: int = 0
+    started_at: float | None = None
+    finished_at: float | None = None
+    exit_code: int | None = None
+    cancelled: bool = False
+    last_queued: msg.Queued | None = None
+    final: dict[str, Any] = field(default_factory=dict)
+    waiters: list[Connection] = field(default_factory=list)
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link.close()
+            self.link = None
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        if self.page is not None:
+            self.page.close()
+            os.close(self.page_descriptor)
+            if self.grant_event >= 0:
+                os.close(self.grant_event)
+            self.page, self.grant_event = None, -1

@@ -1,0 +1,77 @@
+"""A job as a person sees it: the row of `salus ps`, and the memory it is said to use."""
+
+from __future__ import annotations
+
+import pwd
+from typing import Any
+
+from salus.core.model import Job, Lease, Phase
+from salus.core.scheduler import Scheduler
+from salus.protocol.page import Word
+from salus.service.job import LiveJob
+
+
+def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
+    core = scheduler.jobs.get(job.job_id)
+    why = scheduler.explain(job.job_id) if core is not None else None
+    row: dict[str, Any] = {
+        "id": job.job_id,
+        "name": job.asked.name,
+        "user": _user_name(job.uid),
+        "state": _state(job, core),
+        "wait_reason": why.text if why is not None else None,
+        "position": why.position if why is not None else None,
+        "lane": core.lane if core is not None else None,
+        "priority": job.asked.priority,
+        "weight": job.asked.weight,
+        "iterations": core.iterations_done if core is not None else 0,
+        "gpu_time_s": core.attained_s if core is not None else 0.0,
+        **footprint_of(scheduler, job),
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "exit_code": job.exit_code,
+        "command": " ".join(job.asked.command)[:200],
+        "log": job.asked.log,
+        "pid": job.worker.pid if job.worker is not None else None,
+    }
+    return row | job.final
+
+
+def footprint_of(scheduler: Scheduler, job: LiveJob) -> dict[str, int]:
+    """What the job uses, where it has an arena that says so; else what it reserved."""
+    core = scheduler.jobs.get(job.job_id)
+    if core is None:
+        return {"persistent_bytes": 0, "ephemeral_bytes": 0, "internal_bytes": 0}
+    if job.used is not None:
+        return job.used
+    found = {
+        "persistent_bytes": core.footprint.persistent_bytes,
+        "ephemeral_bytes": core.footprint.ephemeral_bytes,
+        "internal_bytes": core.footprint.internal_bytes,
+    }
+    if job.link is not None and job.page is not None:
+        # The page is the job's to write, so what it says is bounded by what is possible.
+        words, capacity = job.page.words, scheduler.config.capacity_bytes
+        found["persistent_bytes"] = min(words[Word.PRIVATE_BYTES], capacity)
+        found["ephemeral_bytes"] = min(words[Word.LANE_BYTES], capacity)
+    return found
+
+
+def _state(job: LiveJob, core: Job | None) -> str:
+    if core is None:
+        return "cancelled" if job.cancelled else "done" if job.exit_code == 0 else "failed"
+    if core.phase is not Phase.RESIDENT:
+        return str(core.phase.value)
+    if core.lease is not Lease.NONE:
+        return "running"
+    if core.ready:
+        return "ready"
+    return "starting" if job.started_at is None else "idle"
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
