@@ -113,14 +113,6 @@ static uint64_t slot_end(unsigned slot) {
     return salus_slot_offset(slot) + salus_slot_size(slot);
 }
 
-uint64_t salus_lane_address(void) {
-    return arena.lane_base;
-}
-
-int salus_slot_state(unsigned slot) {
-    return slot < arena.slot_count ? arena.slots[slot].state : -1;
-}
-
 /* Segments. */
 
 static size_t after(const struct segments *list, uint64_t offset) {

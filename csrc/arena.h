@@ -82,7 +82,5 @@ EXPORTED long salus_arena_calls(void);
 EXPORTED uint64_t salus_slot_offset(unsigned slot);
 EXPORTED uint64_t salus_slot_size(unsigned slot);
 EXPORTED unsigned salus_slot_at(uint64_t offset);
-EXPORTED uint64_t salus_lane_address(void);
-EXPORTED int salus_slot_state(unsigned slot);
 
 #endif
