@@ -4,12 +4,15 @@
   iteration within 1 %.
 - together: all of them at once, three to a lane, switched at every boundary, the lane poisoned at every switch: the
   same losses to the last bit. This is the one that matters most.
-- memory: three ResNet-50 in one lane: the GPU's memory, the throughput, the hand-over.
+- memory: three ResNet-50 in one lane: the GPU's memory, and the hand-over.
+- throughput: three ResNet-50 in one lane against the bare script, in turns, round by round.
+- arena: what joining a lane and an allocation cost.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
@@ -17,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -209,6 +213,58 @@ def memory(iterations: int) -> dict[str, Any]:
     return found
 
 
+def throughput(rounds: int) -> dict[str, Any]:
+    """Three ResNet-50 in one lane against the bare script, in turns: the seconds of as many iterations."""
+    sides = {
+        "bare": None,
+        "every boundary": ("--policy", "rr", "--quantum", "0"),
+        "fair, 20 ms": ("--policy", "fair"),
+        "bare again": None,
+    }
+    with contextlib.ExitStack() as stack:
+        jobs: dict[str, list[subprocess.Popen[str]]] = {}
+        anywhere = stack.enter_context(OwnService("--capacity", "1GiB"))
+        for name, options in sides.items():
+            if options is None:
+                run = command("resnet50", 3 * rounds * BLOCK, "--block", str(BLOCK))
+                jobs[name] = [anywhere.start_bare(run)]
+                continue
+            service = stack.enter_context(OwnService("--capacity", "10GiB", *options))
+            run = command("resnet50", rounds * BLOCK, "--block", str(BLOCK))
+            needs = ("--persistent", "0.6GiB", "--ephemeral", "3.6GiB")
+            jobs[name] = [service.run(run, "--name", f"r{number}", *needs) for number in range(3)]
+        for job in [job for side in jobs.values() for job in side]:
+            assert job.stdout is not None
+            select.select([job.stdout], [], [], START_LIMIT_S)
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for number in range(rounds):
+            for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
+                began = time.monotonic()
+                if len(jobs[name]) == 1:
+                    for _ in range(3):
+                        take_turn(jobs[name][0])
+                else:
+                    take_turns(jobs[name])
+                seconds[name].append(time.monotonic() - began)
+        for job in [job for side in jobs.values() for job in side]:
+            result_of(job)
+    # The first two rounds warm up.
+    bare = seconds["bare"][2:]
+    ratios = {name: [a / b for a, b in zip(bare, values[2:], strict=True)] for name, values in seconds.items()}
+    return {
+        "iterations_a_round": 3 * BLOCK,
+        "throughput": {name: statistics.median(values) for name, values in ratios.items()},
+        "ratios": ratios,
+        "seconds": seconds,
+    }
+
+
+def take_turns(jobs: list[subprocess.Popen[str]]) -> None:
+    """All of them at once, each a block."""
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(take_turn, jobs))
+
+
 def hand_overs(traces: list[list[list[Any]]]) -> dict[str, float] | None:
     """From the moment one job's GPU was idle to the moment it was another's."""
     moments = sorted((at, what, job) for job, trace in enumerate(traces) for what, at in trace)
@@ -223,7 +279,7 @@ def hand_overs(traces: list[list[list[Any]]]) -> dict[str, float] | None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--phases", default="alone,together,memory,arena")
+    parser.add_argument("--phases", default="alone,together,memory,throughput,arena")
     parser.add_argument("--kinds", default=",".join(ALL))
     parser.add_argument("--iterations", type=int, default=100)
     options = parser.parse_args()
@@ -251,6 +307,9 @@ def main() -> None:
         result["memory"] = memory(options.iterations)
         for name, row in result["memory"].items():
             print(name, row, flush=True)
+    if "throughput" in phases:
+        result["throughput"] = throughput(max(4, options.iterations // BLOCK))
+        print("throughput", result["throughput"]["throughput"], flush=True)
     if "arena" in phases:
         result["arena"] = arena.measure("cuda", 16 << 30)
         print("arena", result["arena"], flush=True)

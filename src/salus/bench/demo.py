@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from salus.bench.own_service import OwnService
@@ -105,12 +106,14 @@ def run_policy(policy: str, jobs: Sequence[Measured], device: str, progress: Pro
         _wait_until_ready(started)
         begin_s = time.monotonic()
         go.touch()
-        with service.connect() as connection:
-            while any(process.poll() is None for process in started):
+        # Each is listened to all the time: a script that says more than a pipe holds would never end.
+        with service.connect() as connection, ThreadPoolExecutor(len(started)) as pool:
+            listening = [pool.submit(finished, process) for process in started]
+            while not all(one.done() for one in listening):
                 progress(policy, {row["name"]: row["iterations"] for row in connection.jobs(everything=True)})
                 time.sleep(0.1)
             ids = {row["name"]: row["id"] for row in connection.jobs(everything=True)}
-        told = [json.loads(finished(process).splitlines()[-1]) for process in started]
+        told = [json.loads(one.result().splitlines()[-1]) for one in listening]
         service.stop()
         held = leases(service.journal())
     records, segments = [], []
