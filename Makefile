@@ -19,7 +19,7 @@ $(INSTALLED): pyproject.toml setup.py $(wildcard csrc/*)
 
 arena: ## the C library alone, where it is loaded from; needs nothing but a C compiler
 	$(CC) -std=c11 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Werror \
-		-o src/salus/client/_arena.so csrc/arena.c csrc/device_host.c csrc/device_cuda.c -ldl -lpthread
+		-o src/salus/client/_arena.so csrc/*.c -ldl -lpthread
 
 install: $(INSTALLED) ## make .venv with everything in it
 

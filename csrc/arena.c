@@ -1,13 +1,8 @@
-#define _GNU_SOURCE
-#include "arena.h"
-#include "device.h"
+#include "state.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
+
+struct arena arena = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* Slots: fine where small jobs live, coarse where a large lane would have too many of them. */
 static const struct {
@@ -15,66 +10,13 @@ static const struct {
     uint64_t size;
 } regions[] = {{64, GRANULE}, {48, 4 * GRANULE}, {112, 16 * GRANULE}, {1u << 20, 64 * GRANULE}};
 
-#define SEND_PATIENCE 2000
-#define RETURN_AFTER 3 /* boundaries at which a promoted slot was found empty before the lane's chunk comes back */
-
-enum state { EMPTY, SHARED, PRIVATE };
-
-struct slot {
-    uint64_t handle;
-    uint8_t state;
-    uint8_t published; /* the service has, or gave us, this very chunk */
-    uint8_t empty_for; /* boundaries, while private */
-    uint8_t made;      /* by us: the driver counts it as ours, whoever maps it */
-    uint8_t stale;     /* it must not be touched again, and could not be unmapped yet */
-    uint8_t alone;     /* made since the service is gone: nobody else can have it */
-};
-
-struct segment {
-    uint64_t offset, size, handle;
-};
-
-struct segments { /* by offset */
-    struct segment *all;
-    size_t count, room;
-};
-
-static struct {
-    pthread_mutex_t lock;
-    const struct device *device;
-    volatile uint64_t *page;
-    int channel;
-    uint64_t reserved, private_base, lane_base;
-    struct segments private, lane;
-    struct slot *slots;
-    unsigned slot_count;
-    unsigned top; /* one past the last slot that is backed */
-    int holes;    /* a slot may have lost its backing since `back_segments` looked */
-    uint64_t made_bytes; /* of the lane's chunks */
-    uint64_t private_bytes, promoted_bytes, private_quota, lane_quota;
-    uint64_t sent, received;
-    int stale;           /* some slot is */
-    uint64_t unanswered; /* the number of a NEW_LANE that has not been answered */
-    int lost; /* the service is gone: nobody to ask, nobody to share with */
-    int refused;
-    struct record out[MOST_RECORDS];
-    int out_fds[MOST_RECORDS];
-    unsigned out_count, out_fd_count;
-    uint64_t *unreleased; /* handles that the driver would not take back; it is asked again */
-    size_t unreleased_count;
-    long calls, fail_at;
-    int error;
-} arena = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-#define CALL(operation, ...) (++arena.calls == arena.fail_at ? (arena.error = -99) : seen(arena.device->operation(__VA_ARGS__)))
-
-static int seen(int status) {
+int seen(int status) {
     if (status)
         arena.error = arena.device->last_error();
     return status;
 }
 
-static uint64_t rounded(uint64_t size) {
+uint64_t rounded(uint64_t size) {
     return (size + GRANULE - 1) / GRANULE * GRANULE;
 }
 
@@ -109,7 +51,7 @@ unsigned salus_slot_at(uint64_t offset) {
     }
 }
 
-static uint64_t slot_end(unsigned slot) {
+uint64_t slot_end(unsigned slot) {
     return salus_slot_offset(slot) + salus_slot_size(slot);
 }
 
@@ -127,7 +69,7 @@ static size_t after(const struct segments *list, uint64_t offset) {
     return low;
 }
 
-static struct segment *insert(struct segments *list, uint64_t offset, uint64_t size) {
+struct segment *insert(struct segments *list, uint64_t offset, uint64_t size) {
     size_t at = after(list, offset);
     if (list->count == list->room) {
         size_t room = list->room ? 2 * list->room : 64;
@@ -139,11 +81,11 @@ static struct segment *insert(struct segments *list, uint64_t offset, uint64_t s
     }
     memmove(list->all + at + 1, list->all + at, (list->count - at) * sizeof *list->all);
     list->count++;
-    list->all[at] = (struct segment){offset, size, 0};
+    list->all[at] = (struct segment){.offset = offset, .size = size};
     return &list->all[at];
 }
 
-static int take_out(struct segments *list, uint64_t offset, struct segment *found) {
+int take_out(struct segments *list, uint64_t offset, struct segment *found) {
     size_t at = after(list, offset);
     if (at == list->count || list->all[at].offset != offset)
         return -1;
@@ -154,7 +96,7 @@ static int take_out(struct segments *list, uint64_t offset, struct segment *foun
 }
 
 /* The first gap that is large enough. In the lane, what fills a slot or more begins at one: less is promoted with it. */
-static int find_gap(const struct segments *list, uint64_t size, int by_slots, uint64_t *offset) {
+int find_gap(const struct segments *list, uint64_t size, int by_slots, uint64_t *offset) {
     uint64_t at = 0;
     for (size_t i = 0; i <= list->count; i++) {
         uint64_t end = i < list->count ? list->all[i].offset : arena.reserved;
@@ -173,77 +115,23 @@ static int find_gap(const struct segments *list, uint64_t size, int by_slots, ui
     return -1;
 }
 
-static uint64_t lane_bytes(void) {
+uint64_t lane_bytes(void) {
     return arena.top ? slot_end(arena.top - 1) : 0;
 }
 
 /* What the service and `salus ps` see. */
-static void tell_page(void) {
+void tell_page(void) {
     arena.page[PRIVATE_BYTES] = arena.private_bytes;
     arena.page[PROMOTED_BYTES] = arena.promoted_bytes;
     arena.page[LANE_BYTES] = lane_bytes();
     arena.page[MADE_BYTES] = arena.made_bytes;
-}
-
-/* The channel. */
-
-static void go_lost(void) {
-    arena.lost = 1;
-    arena.private_quota = arena.lane_quota = UINT64_MAX;
-}
-
-static void flush(void) {
-    union {
-        char bytes[CMSG_SPACE(sizeof arena.out_fds)];
-        struct cmsghdr align;
-    } control;
-    struct iovec data = {arena.out, arena.out_count * sizeof *arena.out};
-    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
-    ssize_t sent;
-
-    if (!arena.out_count)
-        return;
-    if (arena.out_fd_count) {
-        struct cmsghdr *header;
-        memset(&control, 0, sizeof control);
-        message.msg_control = control.bytes;
-        message.msg_controllen = CMSG_SPACE(arena.out_fd_count * sizeof(int));
-        header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(arena.out_fd_count * sizeof(int));
-        memcpy(CMSG_DATA(header), arena.out_fds, arena.out_fd_count * sizeof(int));
-    }
-    if (!arena.lost) {
-        int patience = SEND_PATIENCE;
-        do {
-            sent = sendmsg(arena.channel, &message, MSG_NOSIGNAL);
-            if (sent < 0 && (errno == ETOOMANYREFS || errno == ENOBUFS || errno == ENOMEM) && patience-- > 0) {
-                usleep(5000); /* too many descriptors are on their way; the service takes them in */
-                errno = EINTR;
-            }
-        } while (sent < 0 && errno == EINTR);
-        if (sent < 0)
-            go_lost();
-        else
-            arena.page[JOB_PACKETS] = ++arena.sent;
-    }
-    for (unsigned i = 0; i < arena.out_fd_count; i++)
-        close(arena.out_fds[i]);
-    arena.out_count = arena.out_fd_count = 0;
-}
-
-static void say(uint32_t kind, unsigned slot, uint64_t a, uint64_t b, int fd) {
-    if (arena.out_count == MOST_RECORDS)
-        flush();
-    arena.out[arena.out_count++] = (struct record){kind, slot, a, b};
-    if (fd >= 0)
-        arena.out_fds[arena.out_fd_count++] = fd;
+    arena.page[OUT_BYTES] = arena.out_bytes;
+    arena.page[HOME_BYTES] = arena.home_bytes;
 }
 
 /* Backing. */
 
-static void let_go(uint64_t handle) {
+void let_go(uint64_t handle) {
     uint64_t *more;
     if (!CALL(release, handle))
         return;
@@ -261,14 +149,20 @@ static void let_go_again(void) {
         let_go(arena.unreleased[i]);
 }
 
-static int back(unsigned slot, uint64_t handle, int made) {
-    uint64_t address = arena.lane_base + salus_slot_offset(slot), size = salus_slot_size(slot);
+int map_and_allow(uint64_t address, uint64_t size, uint64_t handle) {
     if (CALL(map, address, size, handle))
         return -1;
     if (CALL(allow, address, size)) {
         arena.device->unmap(address, size);
         return -1;
     }
+    return 0;
+}
+
+static int back(unsigned slot, uint64_t handle, int made) {
+    uint64_t size = salus_slot_size(slot);
+    if (map_and_allow(arena.lane_base + salus_slot_offset(slot), size, handle))
+        return -1;
     arena.slots[slot] = (struct slot){.handle = handle, .state = SHARED, .published = !made, .made = (uint8_t)made, .alone = made && arena.lost};
     if (made)
         arena.made_bytes += size;
@@ -281,6 +175,8 @@ static int back(unsigned slot, uint64_t handle, int made) {
 static int unback(unsigned slot) {
     struct slot *found = &arena.slots[slot];
     uint64_t handle = found->handle;
+    int out = found->out, parked = found->parked;
+    struct home home = found->home;
     if (found->state == EMPTY)
         return 0;
     if (CALL(unmap, arena.lane_base + salus_slot_offset(slot), salus_slot_size(slot)))
@@ -294,7 +190,11 @@ static int unback(unsigned slot) {
     arena.holes = 1;
     while (arena.top && arena.slots[arena.top - 1].state == EMPTY)
         arena.top--;
-    let_go(handle);
+    if (out)
+        arena.out_bytes -= salus_slot_size(slot);
+    if (!out || parked)
+        let_go(handle);
+    free_home(&home, salus_slot_size(slot));
     return 0;
 }
 
@@ -310,7 +210,11 @@ static int back_with_new(unsigned slot) {
 }
 
 /* What backs the slot is not ours any more. If it cannot be unmapped now, that is tried again before anything runs. */
-static void give_up(unsigned slot) {
+void give_up(unsigned slot) {
+    if (slot < arena.slot_count && arena.slots[slot].state == SAVED && arena.slots[slot].parked) {
+        arena.slots[slot].parked = 0;
+        let_go(arena.slots[slot].handle);
+    }
     if (slot < arena.slot_count && arena.slots[slot].state == SHARED && unback(slot))
         arena.slots[slot].stale = arena.stale = 1;
 }
@@ -319,6 +223,10 @@ static void give_up(unsigned slot) {
 static void take_chunk(unsigned slot, int fd) {
     uint64_t handle;
     give_up(slot);
+    if (slot < arena.slot_count && arena.slots[slot].state == SAVED && fd >= 0) {
+        arena.slots[slot].parked = !CALL(import_fd, fd, salus_slot_size(slot), &arena.slots[slot].handle);
+        return;
+    }
     if (slot >= arena.slot_count || arena.slots[slot].state != EMPTY || fd < 0)
         return;
     if (!CALL(import_fd, fd, salus_slot_size(slot), &handle) && back(slot, handle, 0))
@@ -350,7 +258,7 @@ static int clear_stale(void) {
     return left ? -1 : 0;
 }
 
-static void obey(const struct record *record, int fd) {
+void obey(const struct record *record, int fd) {
     switch (record->kind) {
     case QUOTA:
         arena.private_quota = record->a;
@@ -368,86 +276,29 @@ static void obey(const struct record *record, int fd) {
     case NEW_LANE:
         leave_lane(record->b);
         break;
+    case PAGE_OUT:
+    case PAGE_IN:
+    case RESUME:
+        order_paging((int)record->kind, record->a != 0);
+        break;
+    case PREPARE:
+        arena.prepares = 1;
+        break;
     }
-}
-
-/* One packet; waits for it. */
-static void receive(void) {
-    struct record records[MOST_RECORDS];
-    int fds[MOST_RECORDS];
-    unsigned count, fd_count = 0, next = 0;
-    union {
-        char bytes[CMSG_SPACE(sizeof fds)];
-        struct cmsghdr align;
-    } control;
-    struct iovec data = {records, sizeof records};
-    struct msghdr message = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
-    struct cmsghdr *header;
-    ssize_t got;
-
-    do
-        got = recvmsg(arena.channel, &message, MSG_CMSG_CLOEXEC);
-    while (got < 0 && errno == EINTR);
-    if (got <= 0) {
-        go_lost();
-        return;
-    }
-    arena.received++;
-    for (header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
-        if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-            fd_count = (unsigned)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-            memcpy(fds, CMSG_DATA(header), fd_count * sizeof(int));
-        }
-    count = (unsigned)((size_t)got / sizeof *records);
-    for (unsigned i = 0; i < count; i++) {
-        int fd = records[i].kind == CHUNK && next < fd_count ? fds[next++] : -1;
-        obey(&records[i], fd);
-    }
-    for (unsigned i = 0; i < fd_count; i++)
-        close(fds[i]);
-}
-
-/* Takes in what has been sent so far. The page says how much that is, so that nothing on its way is missed. */
-static void listen_all(void) {
-    while (!arena.lost && arena.received < arena.page[SERVICE_PACKETS])
-        receive();
-}
-
-/* Waits until the quotas are this large; -1 if they never will be. 0 is: what it has. */
-static int want(uint64_t private_bytes, uint64_t lane) {
-    if (private_bytes <= arena.private_quota && lane <= arena.lane_quota)
-        return 0;
-    if (!arena.lost)
-        listen_all();
-    if (private_bytes <= arena.private_quota && lane <= arena.lane_quota)
-        return 0;
-    arena.refused = 0;
-    arena.page[WAITING_FOR_MEMORY] = 1;
-    tell_page();
-    say(WANT, 0, private_bytes > arena.private_bytes ? private_bytes : arena.private_bytes,
-        lane > lane_bytes() ? lane : lane_bytes(), -1);
-    flush();
-    while (!arena.refused && (private_bytes > arena.private_quota || lane > arena.lane_quota)) {
-        receive();
-        flush(); /* what it answered, if it had to leave its lane */
-    }
-    arena.page[WAITING_FOR_MEMORY] = 0;
-    return arena.refused ? -1 : 0;
 }
 
 /* In and out. */
 
-#define ENTER                                                                                                          \
-    int entered_;                                                                                                      \
-    pthread_mutex_lock(&arena.lock);                                                                                   \
-    entered_ = arena.device ? arena.device->enter() : 0
-#define LEAVE                                                                                                          \
-    do {                                                                                                               \
-        if (arena.device)                                                                                              \
-            arena.device->leave(entered_);                                                                             \
-        pthread_mutex_unlock(&arena.lock);                                                                             \
-    } while (0)
+static int reserve_all(void) {
+    uint64_t *bases[] = {&arena.private_base, &arena.lane_base, &arena.home_base, &arena.stage_base};
+    for (size_t i = 0; i < sizeof bases / sizeof *bases; i++)
+        if (CALL(reserve, arena.reserved, bases[i])) {
+            while (i-- > 0)
+                arena.device->unreserve(*bases[i], arena.reserved);
+            return -12;
+        }
+    return 0;
+}
 
 int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, int channel, uint64_t reserve) {
     const struct device *chosen = strcmp(device, "cuda") ? &host_device : &cuda_device;
@@ -465,6 +316,8 @@ int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, i
     arena.private_quota = arena.lane_quota = arena.private_bytes = arena.promoted_bytes = arena.made_bytes = 0;
     arena.lost = arena.refused = arena.stale = 0;
     arena.unanswered = 0;
+    arena.moving = arena.suspended = arena.away = arena.prepares = 0;
+    arena.out_bytes = arena.home_bytes = 0;
     arena.top = 0;
     arena.slot_count = salus_slot_at(arena.reserved);
     /* Its first call, `open`, makes what `enter` needs. */
@@ -474,12 +327,8 @@ int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, i
         arena.slots = calloc(arena.slot_count ? arena.slot_count : 1, sizeof *arena.slots);
         if (!arena.slots)
             status = -11;
-        else if (CALL(reserve, arena.reserved, &arena.private_base))
-            status = -12;
-        else if (CALL(reserve, arena.reserved, &arena.lane_base)) {
-            chosen->unreserve(arena.private_base, arena.reserved);
-            status = -12;
-        }
+        else
+            status = reserve_all();
         chosen->leave(entered);
     }
     if (status) {
@@ -501,10 +350,14 @@ void salus_arena_close(void) {
         let_go_again();
         while (arena.private.count && !take_out(&arena.private, arena.private.all[0].offset, &found)) {
             arena.device->unmap(arena.private_base + found.offset, found.size);
-            arena.device->release(found.handle);
+            if (!found.out)
+                arena.device->release(found.handle);
+            free_home(&found.home, found.size);
         }
         arena.device->unreserve(arena.private_base, arena.reserved);
         arena.device->unreserve(arena.lane_base, arena.reserved);
+        arena.device->unreserve(arena.home_base, arena.reserved);
+        arena.device->unreserve(arena.stage_base, arena.reserved);
         arena.device->leave(entered_);
         for (unsigned i = 0; i < arena.out_fd_count; i++)
             close(arena.out_fds[i]);
@@ -512,12 +365,13 @@ void salus_arena_close(void) {
         free(arena.slots);
         free(arena.private.all);
         free(arena.lane.all);
+        free(arena.homes.all);
         free(arena.unreleased);
         arena.unreleased = NULL;
         arena.unreleased_count = 0;
         arena.slots = NULL;
         arena.slot_count = 0;
-        arena.private = arena.lane = (struct segments){0};
+        arena.private = arena.lane = arena.homes = (struct segments){0};
         arena.device = NULL;
     }
     pthread_mutex_unlock(&arena.lock);
@@ -535,22 +389,20 @@ static void *private_alloc(uint64_t size) {
     address = arena.private_base + offset;
     if (CALL(create, size, &handle))
         return NULL;
-    if (CALL(map, address, size, handle))
-        goto release;
-    if (CALL(allow, address, size))
-        goto unmap;
+    if (map_and_allow(address, size, handle)) {
+        let_go(handle);
+        return NULL;
+    }
     made = insert(&arena.private, offset, size);
-    if (!made)
-        goto unmap;
+    if (!made) {
+        arena.device->unmap(address, size);
+        let_go(handle);
+        return NULL;
+    }
     made->handle = handle;
     arena.private_bytes += size;
     tell_page();
     return (void *)address;
-unmap:
-    arena.device->unmap(address, size);
-release:
-    let_go(handle);
-    return NULL;
 }
 
 static void *lane_alloc(uint64_t size) {
@@ -592,9 +444,13 @@ void salus_private_free(void *pointer, size_t size, int device, void *stream) {
             /* Still mapped: keep the addresses, so that nobody gets them again. */
             struct segment *kept = insert(&arena.private, found.offset, found.size);
             if (kept)
-                kept->handle = found.handle;
+                *kept = found;
         } else {
-            let_go(found.handle);
+            if (found.out)
+                arena.out_bytes -= found.size;
+            else
+                let_go(found.handle);
+            free_home(&found.home, found.size);
             arena.private_bytes -= found.size;
         }
         tell_page();
@@ -623,7 +479,7 @@ void salus_lane_free(void *pointer, size_t size, int device, void *stream) {
 
 /* Around a lease. */
 
-static int back_segments(void) {
+int back_segments(void) {
     if (!arena.holes)
         return 0;
     for (size_t i = 0; i < arena.lane.count; i++) {
@@ -644,6 +500,9 @@ int salus_arena_resume(int poison) {
         let_go_again();
         listen_all();
         status = clear_stale();
+        /* A page-out that the service did not wait for. */
+        if (!status && arena.away)
+            status = page_in_all();
         if (!status)
             status = back_segments();
         for (unsigned slot = 0; slot < arena.top && !status && poison; slot++)
@@ -735,18 +594,26 @@ int salus_arena_settle(void) {
     return 0;
 }
 
+int come_back_alone(void) {
+    int status;
+    for (unsigned slot = arena.top; slot-- > 0;)
+        if (!arena.slots[slot].alone)
+            give_up(slot);
+    status = clear_stale();
+    if (!status)
+        status = page_in_all();
+    if (!status)
+        status = back_segments();
+    tell_page();
+    return status;
+}
+
 int salus_arena_detach(void) {
     int status = 0;
     ENTER;
     if (arena.device) {
         go_lost();
-        for (unsigned slot = arena.top; slot-- > 0;)
-            if (!arena.slots[slot].alone)
-                give_up(slot);
-        status = clear_stale();
-        if (!status)
-            status = back_segments();
-        tell_page();
+        status = come_back_alone();
     }
     LEAVE;
     return status;
@@ -762,6 +629,15 @@ int salus_arena_listen(void) {
     }
     LEAVE;
     return 0;
+}
+
+int salus_arena_has_to_page(void) {
+    int found;
+    pthread_mutex_lock(&arena.lock);
+    found = arena.device ? (arena.moving ? 1 : arena.prepares ? 2 : 0) : 0;
+    arena.prepares = 0;
+    pthread_mutex_unlock(&arena.lock);
+    return found;
 }
 
 /* Tests. */

@@ -34,12 +34,17 @@ enum {
     TAKE = 3,    /* what backed the lane's slot is private to the job now: the lane has a hole there */
     DROP = 4,    /* the job has nothing mapped in this slot any more */
     LEFT = 5,    /* the job has nothing of the lane mapped; b: the number of the NEW_LANE this answers */
+    PAGED = 6,   /* slot: PAGE_OUT or PAGE_IN, a: 1 if it was done, b: bytes on the host */
     /* From the service. */
     QUOTA = 11,    /* a: private bytes, b: lane bytes */
     REFUSED = 12,  /* the WANT cannot be met */
     CHUNK = 13,    /* the lane's slot is backed by this chunk; with a descriptor */
     HOLE = 15,     /* what backed the lane's slot is another job's own now: it must not be touched again */
     NEW_LANE = 14, /* the job is in another lane, or in none: nothing of the old one may stay mapped; b: a number */
+    PAGE_OUT = 16, /* everything private to the host; a: the job waits in mid-iteration, and its part of the lane goes too */
+    PAGE_IN = 17,  /* and back; a: keep the host memory for the next time */
+    RESUME = 18,   /* one that went in mid-iteration has a lease again */
+    PREPARE = 19,  /* it may be paged out soon: host memory can be made ready */
 };
 
 /* Words of the shared page (protocol/page.py). */
@@ -51,6 +56,10 @@ enum {
     JOB_PACKETS = 19,
     WAITING_FOR_MEMORY = 20,
     MADE_BYTES = 21,
+    OUT_BYTES = 22,
+    HOME_BYTES = 23,
+    MOVED_BYTES = 24,
+    MOVED_NS = 25,
 };
 
 EXPORTED int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, int channel, uint64_t reserve);
@@ -75,6 +84,13 @@ EXPORTED int salus_arena_settle(void);
 EXPORTED int salus_arena_detach(void);
 /* Takes in what the service sent, whether there is a lease or not. */
 EXPORTED int salus_arena_listen(void);
+/* 1 if there is something to page, or host memory to be made ready (2), since the last `listen`. */
+EXPORTED int salus_arena_has_to_page(void);
+/* Pages about so many bytes. To be called with Python's lock held, so that no other thread begins to use the device.
+ * 0: all is done; 1: there is more; 2: not now, somebody is at work. */
+EXPORTED int salus_arena_page(uint64_t most);
+/* Makes one piece of host memory ready. 0: all is; 1: there is more; -1: there is none to be had. */
+EXPORTED int salus_arena_prepare(void);
 
 /* For tests. */
 EXPORTED void salus_arena_fail_at(long call);

@@ -25,6 +25,12 @@ struct device {
     int (*export_fd)(uint64_t handle, int *fd);
     /* The caller keeps the descriptor. */
     int (*import_fd)(int fd, uint64_t size, uint64_t *handle);
+    /* Pinned memory of the host, to be mapped like a chunk; the device reaches it over the bus. */
+    int (*create_host)(uint64_t size, uint64_t *handle);
+    /* Begins to copy, in one of two queues; `finish` waits for one of them, `idle` for everything the process began. */
+    int (*copy)(int queue, uint64_t to, uint64_t from, uint64_t size);
+    int (*finish)(int queue);
+    int (*idle)(void);
     int (*fill)(uint64_t address, uint64_t size, uint32_t pattern);
     /* Sees to it that the calling thread can make the calls above; `leave` undoes it. */
     int (*enter)(void);

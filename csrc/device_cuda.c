@@ -10,7 +10,7 @@ typedef int CUresult;
 typedef void *CUcontext;
 
 struct location {
-    int type; /* 1: a device */
+    int type; /* 1: a device, 3: a node of the host */
     int id;
 };
 struct allocation {
@@ -48,10 +48,14 @@ static struct {
     CUresult (*Import)(uint64_t *, void *, int);
     CUresult (*MemsetD32)(uint64_t, unsigned, size_t);
     CUresult (*CtxSynchronize)(void);
+    CUresult (*StreamCreate)(void **, unsigned);
+    CUresult (*StreamSynchronize)(void *);
+    CUresult (*MemcpyDtoDAsync)(uint64_t, uint64_t, size_t, void *);
 } cu;
 
 static int device;
 static CUcontext context;
+static void *queues[2];
 static CUresult error_of_last_call;
 
 static int told(CUresult result) {
@@ -84,6 +88,9 @@ static int load(void) {
         CALL(Import, "cuMemImportFromShareableHandle"),
         CALL(MemsetD32, "cuMemsetD32_v2"),
         CALL(CtxSynchronize, "cuCtxSynchronize"),
+        CALL(StreamCreate, "cuStreamCreate"),
+        CALL(StreamSynchronize, "cuStreamSynchronize"),
+        CALL(MemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2"),
 #undef CALL
     };
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -169,6 +176,35 @@ static int cuda_import(int fd, uint64_t size, uint64_t *handle) {
     return told(cu.Import(handle, (void *)(intptr_t)fd, 1));
 }
 
+static int cuda_create_host(uint64_t size, uint64_t *handle) {
+    struct allocation wanted;
+    int can = 0, node = 0;
+    /* Memory of the host under virtual memory management, and the node of the host that is nearest to the device. */
+    if (cu.DeviceGetAttribute(&can, 141, device) || !can)
+        return -4;
+    (void)cu.DeviceGetAttribute(&node, 134, device);
+    memset(&wanted, 0, sizeof wanted);
+    wanted.type = 1;
+    wanted.location.type = 3;
+    wanted.location.id = node < 0 ? 0 : node;
+    return told(cu.Create(handle, size, &wanted, 0));
+}
+
+static int cuda_copy(int queue, uint64_t to, uint64_t from, uint64_t size) {
+    /* 1: it does not wait for the default stream. */
+    if (!queues[queue] && told(cu.StreamCreate(&queues[queue], 1)))
+        return -1;
+    return told(cu.MemcpyDtoDAsync(to, from, size, queues[queue]));
+}
+
+static int cuda_finish(int queue) {
+    return queues[queue] ? told(cu.StreamSynchronize(queues[queue])) : 0;
+}
+
+static int cuda_idle(void) {
+    return told(cu.CtxSynchronize());
+}
+
 static int cuda_fill(uint64_t address, uint64_t size, uint32_t pattern) {
     CUresult result = cu.MemsetD32(address, pattern, size / sizeof pattern);
     return told(result ? result : cu.CtxSynchronize());
@@ -179,6 +215,23 @@ static int cuda_last_error(void) {
 }
 
 const struct device cuda_device = {
-    "cuda",      cuda_open,   cuda_reserve, cuda_unreserve, cuda_create, cuda_release, cuda_map,        cuda_unmap,
-    cuda_allow,  cuda_export, cuda_import,  cuda_fill,      cuda_enter,  cuda_leave,   cuda_last_error,
+    .name = "cuda",
+    .open = cuda_open,
+    .reserve = cuda_reserve,
+    .unreserve = cuda_unreserve,
+    .create = cuda_create,
+    .release = cuda_release,
+    .map = cuda_map,
+    .unmap = cuda_unmap,
+    .allow = cuda_allow,
+    .export_fd = cuda_export,
+    .import_fd = cuda_import,
+    .create_host = cuda_create_host,
+    .copy = cuda_copy,
+    .finish = cuda_finish,
+    .idle = cuda_idle,
+    .fill = cuda_fill,
+    .enter = cuda_enter,
+    .leave = cuda_leave,
+    .last_error = cuda_last_error,
 };

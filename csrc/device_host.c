@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -84,6 +85,21 @@ static int host_import(int fd, uint64_t size, uint64_t *handle) {
     return 0;
 }
 
+static int host_copy(int queue, uint64_t to, uint64_t from, uint64_t size) {
+    (void)queue;
+    memcpy((void *)to, (const void *)from, size);
+    return 0;
+}
+
+static int host_finish(int queue) {
+    (void)queue;
+    return 0;
+}
+
+static int host_idle(void) {
+    return 0;
+}
+
 static int host_fill(uint64_t address, uint64_t size, uint32_t pattern) {
     uint32_t *words = (uint32_t *)address;
     for (uint64_t i = 0; i < size / sizeof *words; i++)
@@ -104,6 +120,23 @@ static int host_last_error(void) {
 }
 
 const struct device host_device = {
-    "host",      host_open,   host_reserve, host_unreserve, host_create, host_release, host_map,        host_unmap,
-    host_allow,  host_export, host_import,  host_fill,      host_enter,  host_leave,   host_last_error,
+    .name = "host",
+    .open = host_open,
+    .reserve = host_reserve,
+    .unreserve = host_unreserve,
+    .create = host_create,
+    .release = host_release,
+    .map = host_map,
+    .unmap = host_unmap,
+    .allow = host_allow,
+    .export_fd = host_export,
+    .import_fd = host_import,
+    .create_host = host_create,
+    .copy = host_copy,
+    .finish = host_finish,
+    .idle = host_idle,
+    .fill = host_fill,
+    .enter = host_enter,
+    .leave = host_leave,
+    .last_error = host_last_error,
 };

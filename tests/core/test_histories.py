@@ -20,7 +20,7 @@ POLICIES = [*sorted(CLASSES), "fair:by=memory", "srtf:fill=off"]
 
 # Long histories of many jobs: the interesting states need several jobs that get in each other's way.
 EVERYTHING = (
-    "arrive arrive arrive arrive ready ready idle run run run run run answer answer answer timer wait leave "
+    "arrive arrive arrive arrive ready ready idle run run run run run answer answer answer fails timer wait leave "
     "want want measure utilize policy"
 ).split()
 WITHIN_FOOTPRINTS = [what for what in EVERYTHING if what not in ("want", "measure")]
@@ -53,6 +53,8 @@ def play(world: World, history: History) -> None:
                 length_s=None if which % 7 == 0 else float(which),
                 utilization=None if which % 2 else (which % 11) / 10,
             )
+        elif what == "fails":
+            world.fail_page_out()
         elif what == "answer" and world.answers:
             world.answer()
         elif what == "timer":

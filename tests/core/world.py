@@ -133,6 +133,14 @@ class World:
                 place.holds_lease = place.revoked = False
         return self.send(event)
 
+    def fail_page_out(self) -> list[act.Action]:
+        """One that was told to go to the host cannot; everything is where it was."""
+        event = next((event for event in self.answers if isinstance(event, ev.PageOutFinished)), None)
+        if event is None:
+            return []
+        self.answers.remove(event)
+        return self.send(ev.PageOutFailed(event.job_id))
+
     def answer_all(self) -> None:
         while self.answers:
             self.answer()

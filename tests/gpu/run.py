@@ -6,6 +6,7 @@
   same losses to the last bit. This is the one that matters most.
 - memory: three ResNet-50 in one lane: the GPU's memory, and the hand-over.
 - throughput: three ResNet-50 in one lane against the bare script, in turns, round by round.
+- paging, faults: tests/gpu/pressure.py.
 - arena: what joining a lane and an allocation cost.
 """
 
@@ -31,30 +32,17 @@ from salus.bench.own_service import OwnService
 from salus.bench.switch import spread, take_turn
 from salus.protocol import messages as msg
 from salus.service.gpu import Nvml
+from tests.gpu import pressure
+from tests.gpu.jobs import START_LIMIT_S, TIMEOUT_S, command, result_of, says_ready
 from tests.gpu.train_kinds import ALL
 
-TRAIN = str(Path(__file__).parent / "train.py")
 BLOCK = 10
-TIMEOUT_S = 400
-START_LIMIT_S = 90.0
 CONTEXT_GIB = 0.9
 """More than a process's context and library code take."""
 SHOWN = ("name", "state", "lane", "wait_reason", "iterations", "persistent_bytes", "ephemeral_bytes")
 PERSISTENT_GIB = {"resnet50": 0.6, "vit": 1.8, "gpt2": 3.0, "growing": 0.6}
 """What each declares; 0.5 GiB where nothing is said."""
 LANE_GIB = 4.0
-
-
-def command(kind: str, iterations: int, *more: str) -> list[str]:
-    return [sys.executable, TRAIN, kind, str(iterations), *more]
-
-
-def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, errors = process.communicate(timeout=TIMEOUT_S)
-    lines = [line for line in output.splitlines() if line.startswith("{")]
-    if process.returncode or not lines:
-        return {"failed": (errors.strip().splitlines() or ["it said nothing"])[-6:], "status": process.returncode}
-    return {**json.loads(lines[-1]), "said": [line for line in errors.splitlines() if line.startswith("salus:")]}
 
 
 def alone(kind: str, iterations: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -100,12 +88,6 @@ def alone(kind: str, iterations: int) -> tuple[dict[str, Any], dict[str, Any]]:
         "ephemeral_mib": row["ephemeral_bytes"] >> 20,
         "said": told["salus"]["said"],
     }
-
-
-def says_ready(job: subprocess.Popen[str], until: float) -> bool:
-    assert job.stdout is not None
-    there, _, _ = select.select([job.stdout], [], [], max(0.1, until - time.monotonic()))
-    return bool(there) and job.stdout.readline().strip() == "ready"
 
 
 def together(kinds: list[str], iterations: int, bare: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -310,12 +292,17 @@ def main() -> None:
     if "throughput" in phases:
         result["throughput"] = throughput(max(4, options.iterations // BLOCK))
         print("throughput", result["throughput"]["throughput"], flush=True)
+    if "paging" in phases:
+        result["paging"] = pressure.paging(options.iterations)
+    if "faults" in phases:
+        result["faults"] = pressure.faults()
     if "arena" in phases:
         result["arena"] = arena.measure("cuda", 16 << 30)
         print("arena", result["arena"], flush=True)
     if options.out is not None:
         machine.write(options.out, "gpu", result)
-    wrong = [row["kind"] for row in rows if not row.get("same")]
+    wrong = [what for what in ("paging", "faults") if not result.get(what, {"passed": True})["passed"]]
+    wrong += [row["kind"] for row in rows if not row.get("same")]
     wrong += [kind for kind, row in result.get("together", {"jobs": {}})["jobs"].items() if not row.get("same")]
     if wrong:
         sys.exit(f"NOT the same as bare: {', '.join(wrong)}")

@@ -260,6 +260,33 @@ def inference() -> Step:
     return step
 
 
+def large() -> Step:
+    """About 4 GiB that stay: for when there is not room for everyone."""
+    model = nn.Sequential(*(nn.Linear(8192, 8192) for _ in range(5))).to(DEVICE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+    x = torch.randn(256, 8192, device=DEVICE)
+
+    def step() -> torch.Tensor:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def too_large() -> Step:
+    """Takes more and more, until there is no more."""
+    kept: list[torch.Tensor] = []
+
+    def step() -> torch.Tensor:
+        kept.append(torch.ones(1 << 28, device=DEVICE))
+        return kept[-1][0]
+
+    return step
+
+
 KINDS: dict[str, Callable[[], Step]] = {
     "resnet50": resnet50,
     "vit": vit,
@@ -273,6 +300,8 @@ KINDS: dict[str, Callable[[], Step]] = {
     "compile-reduce": lambda: compiled("reduce-overhead"),
     "growing": growing,
     "inference": inference,
+    "large": large,
+    "too-large": too_large,
 }
 
 
@@ -352,11 +381,12 @@ def main() -> None:
     parser.add_argument("iterations", type=int)
     parser.add_argument("--block", type=int)
     parser.add_argument("--go")
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     # Whatever a library prints must not be in the way of what we say.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     losses: list[torch.Tensor] = []

@@ -2,6 +2,7 @@
 
 argv: SOURCE NAME ITERATIONS SEED GO. It waits for the file GO. Within an iteration it takes segments of the lane and
 writes its own pattern; some it keeps across iterations, some it frees. Whatever it kept must be there at the next one.
+ARENA_JOB_PRIVATE_MIB: memory of its own, besides; it looks at that between iterations too, as scripts do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from salus.client.arena import Arena
 from salus.client.lease import of_this_process
 
 MIB = 1 << 20
+PRIVATE_MIB = int(os.environ.get("ARENA_JOB_PRIVATE_MIB", "0"))
+ITERATION_S = float(os.environ.get("ARENA_JOB_ITERATION_S", "0"))
 LIBRARY = os.environ.get("SALUS_TEST_ARENA")
 
 
@@ -39,8 +42,8 @@ class HostMemory:
     def detach(self) -> bool:
         return self.arena.detach()
 
-    def listen(self) -> None:
-        self.arena.listen()
+    def listen(self) -> bool:
+        return self.arena.listen()
 
 
 class Block:
@@ -53,6 +56,10 @@ class Block:
         self.kind, self.address, self.size, self.word = kind, address, size, word
         self.words = (ctypes.c_uint64 * (size // 8)).from_address(address)
         self.places = [*range(0, size // 8, 4096), size // 8 - 1]
+        self.write(word)
+
+    def write(self, word: int) -> None:
+        self.word = word
         for place in self.places:
             self.words[place] = word + place
 
@@ -71,6 +78,7 @@ def main(name: str, iterations: int, seed: int) -> None:
     assert lease.attach(memory)
     kept: list[Block] = []
     private = [Block(memory.arena, "private", rng.randrange(1, 5) * 2 * MIB, seed << 40)]
+    private += [Block(memory.arena, "private", 8 * MIB, seed << 40 | 1 << 32) for _ in range(PRIVATE_MIB // 8)]
     while not os.path.exists(sys.argv[5]):
         time.sleep(0.01)
     for iteration in range(iterations):
@@ -79,6 +87,7 @@ def main(name: str, iterations: int, seed: int) -> None:
             block.check()
         sizes = [rng.choice((2, 2, 4, 20, 6)) * MIB for _ in range(rng.randrange(1, 5))]
         blocks = [Block(memory.arena, "lane", size, seed << 40 | iteration << 20) for size in sizes]
+        time.sleep(ITERATION_S)
         for block in (*kept, *blocks):
             block.check()
         for block in blocks:
@@ -92,6 +101,11 @@ def main(name: str, iterations: int, seed: int) -> None:
             del memory.live[gone.address]
             memory.arena.free("lane", gone.address, gone.size)
         lease.end()
+        if private and rng.random() < 0.3:
+            block = rng.choice(private)
+            block.check()
+            block.write(seed << 40 | iteration << 20)
+            time.sleep(rng.choice((0, 0, 0.001, 0.02)))
     print(f"finished {name} {memory.resumed}")
 
 

@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.service.harness import SOURCE, Service, eventually
 
 JOB = Path(__file__).parent / "arena_job.py"
@@ -105,3 +107,41 @@ def test_when_the_service_dies_one_job_keeps_the_lane_and_the_others_take_memory
         output, errors = job.communicate(timeout=100)
         assert job.returncode == 0 and output.startswith("finished"), errors
         assert "goes on unmanaged" in errors
+
+
+def how_often(service: Service, action: str) -> int:
+    """In the journal, which is whole once the service has ended."""
+    service.stop()
+    (journal,) = service.journals()
+    return journal.read_text().count(f'"kind":"{action}"')
+
+
+def has_bytes(service: Service, name: str) -> int:
+    return service.jobs().get(name, {}).get("persistent_bytes", 0)
+
+
+@pytest.mark.parametrize("policy", ["rr:patience=0.5", "fair:patience=0.5", "srtf"])
+def test_jobs_that_do_not_fit_together_are_paged_and_all_finish(serve, policy, monkeypatch):
+    monkeypatch.setenv("ARENA_JOB_PRIVATE_MIB", "96")
+    monkeypatch.setenv("ARENA_JOB_ITERATION_S", "0.01")
+    service = serve("--policy", policy, "--quantum", "10ms", "--capacity", "420MiB", "--host-memory", "2GiB")
+    sizes = ("--persistent", "150MiB", "--ephemeral", "120MiB")
+    # Under srtf, those that come later are shorter.
+    jobs = [start(service, f"j{n}", 60, n, *sizes, "--duration", f"{9 - n}s") for n in range(1, 6)]
+    finish(service, *jobs)
+    status = service.status()
+    assert status["free_bytes"] == status["capacity_bytes"]
+    assert status["paged_out_bytes"] == status["lane_chunks"] == 0
+    assert how_often(service, "PageOut") >= 1
+
+
+def test_jobs_that_declare_nothing_grow_into_one_another_and_all_finish(serve, monkeypatch):
+    monkeypatch.setenv("ARENA_JOB_PRIVATE_MIB", "96")
+    monkeypatch.setenv("ARENA_JOB_ITERATION_S", "0.01")
+    service = serve("--policy", "fair", "--quantum", "10ms", "--capacity", "420MiB", "--host-memory", "2GiB")
+    jobs = [start(service, f"j{seed}", 60, seed) for seed in range(1, 6)]
+    # All five at once would need more than there is: those that wait for the others to come go to the host.
+    for seed in range(1, 6):
+        eventually(lambda seed=seed: has_bytes(service, f"j{seed}") >= 96 << 20, "it has its memory")
+    finish(service, *jobs)
+    assert how_often(service, "PageOut") >= 1

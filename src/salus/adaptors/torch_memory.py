@@ -211,8 +211,8 @@ class TorchMemory:
     def detach(self) -> bool:
         return not self._active or self._arena.detach()
 
-    def listen(self) -> None:
-        self._arena.listen()
+    def listen(self) -> bool:
+        return self._arena.listen()
 
     # For the adaptor.
 

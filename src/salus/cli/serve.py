@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,6 +37,13 @@ def serve(
     reserve: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory to leave to others on the GPU, besides what they use already.")
     ] = "256MiB",
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory of the host for jobs that are paged out; 0: none are. Default: half of what is available.",
+        ),
+    ] = None,
     journal: Annotated[bool, typer.Option(help="Keep a journal of every decision, for salus replay.")] = True,
     on_stop: Annotated[
         str, typer.Option(metavar="release|drain", help="What SIGTERM does: jobs go on unmanaged, or are waited for.")
@@ -63,8 +71,7 @@ def serve(
         config=GpuConfig(
             capacity_bytes=size,
             quantum_s=parsed("--quantum", parse_duration, quantum),
-            # Nothing can be paged out yet.
-            host_bytes=0,
+            host_bytes=_host_bytes(host_memory),
         ),
         gpu=chosen,
         room_bytes=room_bytes,
@@ -100,6 +107,13 @@ def _room(gpu: Gpu | None, reserve_bytes: int) -> int:
     if gpu is None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return gpu.total_bytes - gpu.used_bytes - reserve_bytes
+
+
+def _host_bytes(asked: str | None) -> int:
+    if asked is not None:
+        return parsed("--host-memory", parse_bytes, asked)
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024 // 2
 
 
 def _size(gpu: Gpu | None, capacity: str | None, room_bytes: int) -> int:

@@ -16,6 +16,9 @@ from salus.errors import SalusError
 LIBRARY = Path(__file__).parent / "_arena.so"
 RESERVE_BYTES = 256 << 30
 """Addresses for each of the two ranges; they cost nothing."""
+PAGE_STEP_BYTES = 1 << 30
+"""Paged at a time, which is how long other threads of the script may have to wait: 20 ms."""
+_MORE, _BUSY = 1, 2
 _WHY = {
     -1: "there is no libcuda.so.1",
     -2: "the driver is too old: it has no virtual memory management",
@@ -36,6 +39,9 @@ class Arena:
             self._c = ctypes.CDLL(str(library))
         except OSError as error:
             raise SalusError(f"the arena cannot be loaded ({error})") from None
+        self._held = ctypes.PyDLL(str(library))
+        """The same, for the call that must have Python's lock: it keeps other threads from using the device."""
+        self._held.salus_arena_page.argtypes = [ctypes.c_uint64]
         for name in ("salus_private_alloc", "salus_lane_alloc"):
             function = getattr(self._c, name)
             function.restype = ctypes.c_void_p
@@ -90,8 +96,16 @@ class Arena:
         flat = array.array("Q", itertools.chain.from_iterable(live))
         return bool(self._c.salus_arena_would_promote(_pointer(flat), len(live)))
 
-    def listen(self) -> None:
+    def listen(self) -> bool:
+        """Takes in what the service sent, and pages if it said so. True: there is more to do, in a moment."""
         self._c.salus_arena_listen()
+        if not self._c.salus_arena_has_to_page():
+            return False
+        while self._c.salus_arena_prepare() > 0:
+            pass
+        while (status := self._held.salus_arena_page(PAGE_STEP_BYTES)) == _MORE:
+            pass
+        return bool(status == _BUSY)
 
     def functions(self, kind: str) -> tuple[int, int]:
         """The addresses of alloc and free, for the framework: kind is `private` or `lane`."""

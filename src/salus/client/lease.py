@@ -37,6 +37,8 @@ MOMENT_S = 0.003
 
 RETRY_S = 0.1
 DETACH_RETRY_S = 0.5
+PAGE_AGAIN_S = 0.001
+"""When memory could not be paged because another thread of the script was at work."""
 AWAKE_NS = 2_000_000
 """How long a job looks for a lease that was announced before it sleeps again."""
 
@@ -68,8 +70,8 @@ class Memory(Protocol):
     def detach(self) -> bool:
         """The service is gone, and others may run in the lane: takes memory of its own. False: there is none yet."""
 
-    def listen(self) -> None:
-        """The service sent something that cannot wait for the next grant."""
+    def listen(self) -> bool:
+        """The service sent something that cannot wait for the next grant. True: call it again in a moment."""
 
 
 class Lease:
@@ -267,8 +269,9 @@ class Lease:
                 message, _ = connection.receive()
                 if isinstance(message, msg.Farewell):
                     raise SalusError("the service has ended")
-                if self._memory is not None:
-                    self._memory.listen()
+                while self._memory is not None and self._memory.listen():
+                    if connection.something_comes_within(PAGE_AGAIN_S):
+                        break
                 while self._managed and (self._words[_REVOKE] or self._words[_CONTENDED]):
                     if connection.something_comes_within(MOMENT_S):
                         break

@@ -94,7 +94,7 @@ class RefuseGrowth:
 
 @dataclass(frozen=True, slots=True)
 class PageOut:
-    """Move the job's persistent memory to the host; answered with `PageOutFinished`.
+    """Move the job's persistent memory to the host; answered with `PageOutFinished` or `PageOutFailed`.
 
     `with_lane`: the job is stalled in mid-iteration, so what it has in the lane is moved as well.
     """

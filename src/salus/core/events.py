@@ -80,6 +80,13 @@ class PageOutFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class PageOutFailed:
+    """The job could not be moved to the host; everything is where it was."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class PageInFinished:
     job_id: JobId
 
@@ -119,6 +126,7 @@ Event = (
     | MemoryWanted
     | JobLeft
     | PageOutFinished
+    | PageOutFailed
     | PageInFinished
     | LaneReleased
     | OutsideMemoryChanged

@@ -38,6 +38,8 @@ RETURNING_LOOKAHEAD = 4
 """How many of the jobs behind those, that hold memory already, are tried as well."""
 OVERTAKEN_LIMIT = 64
 """A job that was overtaken this often is not overtaken again by jobs that hold no memory yet."""
+STAYS_S = 5.0
+"""A job that could not be paged out is not tried again for this long."""
 DISPLACE_TRIES = 2
 """For how many jobs that do not fit a displacement is planned, at the most, each time."""
 
@@ -193,7 +195,6 @@ def page_out(st: State, job: Job) -> None:
     st.lanes.leaving_bytes += job.footprint.persistent_bytes
     dequeue(st, job)
     if with_lane:
-        job.lease = Lease.REVOKED
         leases.stop_competing(st, job)
     elif job.lane is not None:
         _leave_lane(st, job, announce=True)
@@ -216,6 +217,19 @@ def page_out_finished(st: State, job: Job) -> None:
             _stop_growing(st, job)
     st.enter_phase(job, Phase.PAGED_OUT)
     enqueue(st, job)
+
+
+def page_out_failed(st: State, job: Job) -> None:
+    """It stays where it was. Others are paged out in its place, or it is tried again later."""
+    st.lanes.leaving_bytes -= job.footprint.persistent_bytes
+    _free_host(st, job)
+    job.stays_until = st.now + STAYS_S
+    st.wake_at(job.stays_until)
+    if job.lane is not None:
+        st.enter_phase(job, Phase.RESIDENT)
+    else:
+        st.enter_phase(job, Phase.PARKED)
+        enqueue(st, job)
 
 
 def page_in_finished(st: State, job: Job) -> None:
@@ -333,6 +347,14 @@ def _can_move(job: Job) -> bool:
     return job.phase is Phase.RESIDENT or job.phase is Phase.PARKED
 
 
+def _must_stay(st: State, job: Job) -> bool:
+    """It could not be paged out a moment ago. Asks to be woken when it may be tried again."""
+    if st.now < job.stays_until:
+        st.wake_at(job.stays_until)
+        return True
+    return False
+
+
 def _last_first(st: State, jobs: Iterable[Job]) -> list[Job]:
     """Whom to displace first: idle jobs, then what the policy would run last."""
     order = sorted(jobs, key=lambda job: (st.policy.memory_order(job), job.arrival), reverse=True)
@@ -354,7 +376,7 @@ def _make_room(st: State, victims: list[Job], fits: Callable[[LaneTable], bool])
     paged: list[Job] = []
     to_host_bytes = 0
     for victim in victims:
-        if not st.host_has_room(to_host_bytes + _to_page_bytes(victim)):
+        if not st.host_has_room(to_host_bytes + _to_page_bytes(victim)) or _must_stay(st, victim):
             continue
         to_host_bytes += _to_page_bytes(victim)
         trial.free_fixed(victim.footprint.persistent_bytes)
@@ -454,16 +476,20 @@ def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
     others = [other for other in st.on_gpu.values() if other is not job and _can_move(other)]
     if _make_room(st, _last_first(st, others), fits):
         return True
-    if _can_move(job) and st.host_has_room(_to_page_bytes(job)):
+    if _can_move(job) and st.host_has_room(_to_page_bytes(job)) and not _must_stay(st, job):
         # Not even all the others together are enough: what they keep on the GPU stays until they end. So this job
         # steps aside whole and comes back, as large as it wants to be, when they have.
         _vacate(st, [job], page_out)
         return True
-    if not job.stalled:
+    others = [other for other in st.on_gpu.values() if other is not job]
+    if any(_must_stay(st, other) for other in (job, *others)):
+        # Who could not be paged out may be yet.
+        return job.stalled
+    if not job.stalled and any(other.wanted is None for other in others):
         # It is at a boundary and only gets no new lease; those who can run free its memory when they end.
         return False
-    if st.lanes.coming_bytes or any(_can_go_on(other, job) for other in st.on_gpu.values()):
-        return True
+    if st.lanes.coming_bytes or any(_can_go_on(other, job) for other in others):
+        return job.stalled
     _stop_growing(st, job)
     reason = (
         f"needs {format_bytes(wanted.total_bytes)}, other jobs hold the rest of the GPU, "

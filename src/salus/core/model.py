@@ -168,6 +168,8 @@ class Job:
     mid_iteration: bool = False
     """Paged out while stalled in an allocation: its part of the lane is on the host too."""
 
+    stays_until: float = float("-inf")
+    """It could not be paged out, and is not tried again before."""
     host_bytes: int = 0
     """Host memory that holds what was paged out."""
 

@@ -37,6 +37,7 @@ class Scheduler:
             ev.MemoryWanted: self._on_memory_wanted,
             ev.JobLeft: self._on_job_left,
             ev.PageOutFinished: self._on_page_out_finished,
+            ev.PageOutFailed: self._on_page_out_failed,
             ev.PageInFinished: self._on_page_in_finished,
             ev.LaneReleased: self._on_lane_released,
             ev.OutsideMemoryChanged: self._on_outside_memory_changed,
@@ -212,6 +213,12 @@ class Scheduler:
         if job.phase is not Phase.PAGING_OUT:
             raise RequestRejected(f"job {job.job_id} was not being paged out; it is {job.phase.value}")
         memory.page_out_finished(self._state, job)
+
+    def _on_page_out_failed(self, event: ev.PageOutFailed) -> None:
+        job = self._job(event.job_id, event)
+        if job.phase is not Phase.PAGING_OUT:
+            raise RequestRejected(f"job {job.job_id} was not being paged out; it is {job.phase.value}")
+        memory.page_out_failed(self._state, job)
 
     def _on_page_in_finished(self, event: ev.PageInFinished) -> None:
         job = self._job(event.job_id, event)

@@ -46,6 +46,13 @@ class Word(IntEnum):
     WAITING_FOR_MEMORY = 20
     MADE_BYTES = 21
     """Of the lane's chunks: the driver counts them as this process's, whoever maps them."""
+    OUT_BYTES = 22
+    """Of its own memory: on the host at the moment."""
+    HOME_BYTES = 23
+    """Host memory that it holds for that, in use or for the next time."""
+    MOVED_BYTES = 24
+    """Paged so far, out and in, and the time that took."""
+    MOVED_NS = 25
 
 
 class JobState(IntEnum):

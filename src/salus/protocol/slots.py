@@ -25,12 +25,17 @@ class Kind(IntEnum):
     TAKE = 3
     DROP = 4
     LEFT = 5
+    PAGED = 6
     # From the service.
     QUOTA = 11
     REFUSED = 12
     CHUNK = 13
     NEW_LANE = 14
     HOLE = 15
+    PAGE_OUT = 16
+    PAGE_IN = 17
+    RESUME = 18
+    PREPARE = 19
 
 
 class Record(NamedTuple):

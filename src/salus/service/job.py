@@ -41,6 +41,9 @@ class LiveJob:
     used: dict[str, int] | None = None
     """What its process used, once that is gone."""
     grants: int = 0
+    page_orders: int = 0
+    prepared: bool = False
+    """It was told that it may be paged out."""
     yields_late: bool | None = None
     """It gave its lease up while one of its threads waits for memory; and whether it wants more."""
     reported_iterations: int = 0

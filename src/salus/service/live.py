@@ -28,6 +28,7 @@ from salus.errors import RequestRejected
 from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob
 from salus.protocol.page import Page, Word
+from salus.protocol.slots import Kind
 from salus.service.connection import Connection
 from salus.service.history import History, PastRun, command_key
 from salus.service.job import LiveJob
@@ -47,6 +48,10 @@ AWAKE_S = 0.002
 """How long the service stays awake for a yield that was announced."""
 NOTABLE_BYTES = 32 << 20
 """A change of less is not worth a decision."""
+PAGE_OUT_LIMIT_S = 5.0
+SLOWEST_PAGING_BYTES_S = 1 << 30
+"""A job that takes longer than this to be paged out is given up on."""
+PAGE_AGAIN_S = 0.1
 MEASURE_S = 0.1
 SETTLED_AFTER = 3
 """Boundaries after which a job has shown how much memory it needs."""
@@ -139,7 +144,10 @@ class Live:
             if job.worker is not None:
                 self._loop.call_soon(job.worker.close)
 
-        return Link(job.job_id, page, self.lanes, want, broken)
+        def paged(kind: Kind, done: bool) -> None:
+            self._loop.call_soon(self._paged, job, kind, done)
+
+        return Link(job.job_id, page, self.lanes, want, broken, paged)
 
     def ready(self, job: LiveJob) -> None:
         if job.yields_late is not None:
@@ -202,6 +210,11 @@ class Live:
         if job.link is not None:
             job.link.close()
             job.link = None
+        phase = self.scheduler.jobs[job.job_id].phase
+        if phase is Phase.PAGING_OUT:
+            self._decide(ev.PageOutFinished(job.job_id))
+        elif phase is Phase.PAGING_IN:
+            self._decide(ev.PageInFinished(job.job_id))
         if job.launcher is None:
             self.end(job, None)
         elif not self.scheduler.jobs[job.job_id].stalled:
@@ -376,10 +389,12 @@ class Live:
                 self.lanes.resize(lane_id, size_bytes)
             case act.CloseLane(lane_id):
                 self.lanes.close(lane_id)
-            case act.PageOut(job_id):
-                answers.append(ev.PageOutFinished(job_id))
+            case act.PageOut(job_id, with_lane):
+                if not self._page_out(self.jobs[job_id], with_lane):
+                    answers.append(ev.PageOutFinished(job_id))
             case act.PageIn(job_id):
-                answers.append(ev.PageInFinished(job_id))
+                if not self._page_in(self.jobs[job_id]):
+                    answers.append(ev.PageInFinished(job_id))
             case act.SetTimer(at_s):
                 if self._timer is not None:
                     self._timer.cancel()
@@ -395,12 +410,73 @@ class Live:
             job.link.bring_up_to_date()
         words = job.page.words
         words[Word.REVOKE] = words[Word.SOON] = 0
+        if job.link is not None and job.link.suspended:
+            # It waits in the middle of an iteration, and goes on with that one.
+            job.link.resume()
+            return
         job.grants += 1
         words[Word.GRANTS] = job.grants
         self._awake_until = 0.0
         _wake(job.grant_event)
 
     # Memory
+
+    def _page_out(self, job: LiveJob, with_lane: bool) -> bool:
+        """False: there is nothing to page."""
+        if job.link is None or job.worker is None:
+            return False
+        job.page_orders += 1
+        job.link.page_out(with_lane)
+        job.worker.send(msg.Look())
+        persistent = self.scheduler.jobs[job.job_id].footprint.persistent_bytes
+        limit_s = PAGE_OUT_LIMIT_S + persistent / SLOWEST_PAGING_BYTES_S
+        self._loop.call_later(limit_s, self._page_out_is_late, job, job.page_orders)
+        return True
+
+    def _page_in(self, job: LiveJob) -> bool:
+        if job.link is None or job.worker is None:
+            return False
+        job.page_orders += 1
+        job.link.page_in(self._host_takes_all())
+        job.worker.send(msg.Look())
+        return True
+
+    def _host_takes_all(self) -> bool:
+        """Whether every job may keep its host memory for the next time it is paged out."""
+        limit = self.scheduler.config.host_bytes
+        needed = sum(job.footprint.persistent_bytes for job in self.scheduler.jobs.values())
+        return limit is None or needed <= limit
+
+    def _paged(self, job: LiveJob, kind: Kind, done: bool) -> None:
+        core = self.scheduler.jobs.get(job.job_id)
+        if core is None or job.link is None:
+            return
+        if kind is Kind.PAGE_IN:
+            if not done:
+                # Its memory is not free yet, whoever has it. It stays within reach on the host meanwhile.
+                self._loop.call_later(PAGE_AGAIN_S, self._page_in_again, job, job.page_orders)
+            elif core.phase is Phase.PAGING_IN:
+                self.handle(ev.PageInFinished(job.job_id))
+                # It may have asked for more meanwhile.
+                self._wanted(job)
+        elif core.phase is Phase.PAGING_OUT:
+            if not done:
+                log.warning("job %s could not be paged out", job.job_id)
+            self.handle(ev.PageOutFinished(job.job_id) if done else ev.PageOutFailed(job.job_id))
+        elif done:
+            # Too late: it was given up on.
+            self._page_in(job)
+
+    def _page_in_again(self, job: LiveJob, order: int) -> None:
+        if order == job.page_orders and job.job_id in self.jobs:
+            self._page_in(job)
+
+    def _page_out_is_late(self, job: LiveJob, order: int) -> None:
+        """Its process is stopped, or never comes to rest. Nobody waits for it any longer."""
+        core = self.scheduler.jobs.get(job.job_id)
+        if order == job.page_orders and core is not None and core.phase is Phase.PAGING_OUT:
+            log.warning("job %s does not answer; it could not be paged out", job.job_id)
+            self.handle(ev.PageOutFailed(job.job_id))
 
     def _admit(self, job: LiveJob) -> None:
         """Tells the job's arena what it may use, and in which lane; and asks for what it waits for beyond that."""
@@ -484,7 +560,8 @@ class Live:
                 continue
             words = job.page.words
             # Without an arena all of it is: nothing is known of it, and nothing of it can be shared.
-            internal = max(0, used - words[Word.PRIVATE_BYTES] - words[Word.MADE_BYTES])
+            private = words[Word.PRIVATE_BYTES] - words[Word.OUT_BYTES]
+            internal = max(0, used - private - words[Word.MADE_BYTES])
             settled = core.phase is Phase.RESIDENT and core.wanted is None
             if settled and abs(internal - core.footprint.internal_bytes) >= NOTABLE_BYTES:
                 self.handle(ev.FootprintChanged(job.job_id, replace(core.footprint, internal_bytes=internal)))
@@ -524,6 +601,7 @@ class Live:
     def _tell_queue(self) -> None:
         """Tells the launchers of waiting jobs why they wait, where that has changed."""
         self._news = None
+        self._prepare_to_page()
         for core in self.scheduler.queue:
             job = self.jobs[core.job_id]
             why = self.scheduler.explain(core.job_id)
@@ -533,6 +611,16 @@ class Live:
             if news != job.last_queued:
                 job.last_queued = news
                 job.launcher.send(news)
+
+    def _prepare_to_page(self) -> None:
+        """Somebody waits for memory. Making host memory ready takes ten times as long as filling it."""
+        if not self.scheduler.config.host_bytes or not self._host_takes_all():
+            return
+        for job in self._holders.values():
+            if job.link is not None and job.worker is not None and not job.prepared:
+                job.prepared = True
+                job.link.prepare()
+                job.worker.send(msg.Look())
 
     def _spec(self, job: LiveJob) -> JobSpec:
         """What was declared; what was not, from the last run of the same command."""
@@ -579,6 +667,8 @@ class Live:
             "jobs": len(self.jobs),
             "queue_length": scheduler.queue_length,
             "outside_bytes": self._outside_bytes,
+            "host_bytes": scheduler.config.host_bytes,
+            "paged_out_bytes": sum(job.host_bytes for job in scheduler.jobs.values()),
             "lane_chunks": self.lanes.descriptors(),
             "lane_chunk_bytes": self.lanes.held_bytes(),
             "journal": str(self._journal.path) if self._journal is not None else None,

@@ -116,11 +116,17 @@ class Link:
     """The channel to one job's arena."""
 
     def __init__(
-        self, job_id: str, page: Page, lanes: Lanes, on_want: Callable[[], None], on_broken: Callable[[], None]
+        self,
+        job_id: str,
+        page: Page,
+        lanes: Lanes,
+        on_want: Callable[[], None],
+        on_broken: Callable[[], None],
+        on_paged: Callable[[Kind, bool], None],
     ) -> None:
         self.job_id = job_id
         self._page, self._lanes = page, lanes
-        self._on_want, self._on_broken = on_want, on_broken
+        self._on_want, self._on_broken, self._on_paged = on_want, on_broken, on_paged
         self._loop = asyncio.get_running_loop()
         self._sock, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
@@ -139,6 +145,8 @@ class Link:
         """Lanes it was told to leave, by the number of the order."""
         self._seen: tuple[int | None, int, int] | None = None
         """Lane, changes in it and quota when it was brought up to date."""
+        self.suspended = False
+        """It was paged out in mid-iteration, and its allocation goes on when it has a lease again."""
         self.closed = False
         self.broken = False
         """It said what cannot be, or something could not be sent to it: nothing more is known of what it has."""
@@ -175,6 +183,23 @@ class Link:
         records = self._changes(self.quota[1])
         if records:
             self._send(records)
+
+    def page_out(self, with_lane: bool) -> None:
+        """It answers when everything of its own is on the host, or that it could not be."""
+        self.suspended = with_lane
+        self._send([Record(Kind.PAGE_OUT, 0, int(with_lane))])
+
+    def page_in(self, keep_host_memory: bool) -> None:
+        self._send([Record(Kind.PAGE_IN, 0, int(keep_host_memory))])
+
+    def prepare(self) -> None:
+        """It may be paged out before long, and has the time to make host memory ready."""
+        self._send([Record(Kind.PREPARE)])
+
+    def resume(self) -> None:
+        """It waits in mid-iteration, and has a lease again."""
+        self.suspended = False
+        self._send([Record(Kind.RESUME)])
 
     def close(self) -> None:
         if self.closed:
@@ -333,5 +358,15 @@ class Link:
                 lane_id = self._moves.pop(record.b, None)
                 if lane_id is not None and lane_id not in self._moves.values():
                     self._lanes.left(lane_id, self.job_id)
+            case Kind.PAGED:
+                done = bool(record.a)
+                if record.slot == Kind.PAGE_OUT and self.suspended:
+                    if done:
+                        # Nothing of the lane is mapped any more; what it had there is on the host.
+                        self.lane_id, self._seen = None, None
+                        self._has.clear()
+                    else:
+                        self.suspended = False
+                self._on_paged(Kind(record.slot), done)
             case _:
                 raise ValueError(f"record of kind {record.kind}")

@@ -1,0 +1,419 @@
+/* To the host and back, at the same addresses.
+ *
+ * What is paged out stays within reach: its place is taken by pinned host memory (its home), which the device reads and
+ * writes over the bus. So a script that looks at its parameters between iterations, or fills its next batch, finds them,
+ * only slower; there is no address that must not be touched. Only while a chunk changes its place must nobody use it.
+ * Two things see to that: the caller holds Python's lock, so that no other thread begins anything, and nothing is moved
+ * unless every other thread sleeps and the device is idle.
+ *
+ * Copying takes longer than mapping, so the next group is copied while the one before changes its place.
+ */
+#include "state.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <fcntl.h>
+
+#define MOST_UNITS 1024
+#define GROUP_BYTES ((uint64_t)64 << 20)
+#define PATIENCE_MS 2000
+
+struct unit {
+    uint64_t address, size;
+    struct slot *slot; /* or NULL: a private segment */
+    uint64_t *handle;
+    struct home *home;
+    uint8_t *out;
+    uint64_t fresh, stage; /* on the way in: the new chunk, and where it is mapped meanwhile */
+};
+
+static struct unit units[MOST_UNITS];
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t now_ms(void) {
+    return now_ns() / 1000000;
+}
+
+/* Whether the thread is on a processor, or in the middle of a call of the driver. */
+static int is_awake(const char *thread) {
+    char path[64], text[256], *end;
+    ssize_t got;
+    int fd;
+    snprintf(path, sizeof path, "/proc/self/task/%.20s/stat", thread);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0; /* it has ended */
+    got = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (got <= 0)
+        return 0;
+    text[got] = 0;
+    end = strrchr(text, ')');
+    return end && (end[2] == 'R' || end[2] == 'D');
+}
+
+static int others_sleep(void) {
+    char self[24];
+    struct dirent *entry;
+    int sleep = 1;
+    DIR *threads = opendir("/proc/self/task");
+    if (!threads)
+        return 0;
+    snprintf(self, sizeof self, "%d", (int)gettid());
+    while (sleep && (entry = readdir(threads)))
+        if (isdigit((unsigned char)entry->d_name[0]) && strcmp(entry->d_name, self))
+            sleep = !is_awake(entry->d_name);
+    closedir(threads);
+    return sleep;
+}
+
+/* Homes. */
+
+static int make_home(struct home *home, uint64_t size) {
+    uint64_t offset, handle;
+    if (home->at)
+        return 0;
+    if (find_gap(&arena.homes, size, 0, &offset) || CALL(create_host, size, &handle))
+        return -1;
+    if (map_and_allow(arena.home_base + offset, size, handle) || !insert(&arena.homes, offset, size)) {
+        let_go(handle);
+        return -1;
+    }
+    *home = (struct home){handle, arena.home_base + offset};
+    arena.home_bytes += size;
+    return 0;
+}
+
+/* What it holds is not needed any more, and it is mapped nowhere else. */
+void free_home(struct home *home, uint64_t size) {
+    struct segment gone;
+    if (!home->at || CALL(unmap, home->at, size))
+        return; /* it is kept for the next time, or until the end */
+    let_go(home->handle);
+    (void)take_out(&arena.homes, home->at - arena.home_base, &gone);
+    *home = (struct home){0, 0};
+    arena.home_bytes -= size;
+}
+
+/* What is to be moved. */
+
+static void set_out(const struct unit *unit, int out) {
+    *unit->out = (uint8_t)out;
+    arena.out_bytes += out ? unit->size : -unit->size;
+}
+
+static int holds_segment(unsigned slot) {
+    for (size_t i = 0; i < arena.lane.count; i++) {
+        const struct segment *segment = &arena.lane.all[i];
+        if (segment->offset < slot_end(slot) && segment->offset + segment->size > salus_slot_offset(slot))
+            return 1;
+    }
+    return 0;
+}
+
+static int slot_takes_part(unsigned number) {
+    const struct slot *slot = &arena.slots[number];
+    switch (arena.moving) {
+    case PAGE_OUT:
+        return (slot->state == PRIVATE && !slot->out) || (arena.suspended && slot->state == SHARED && holds_segment(number));
+    case PAGE_IN:
+        return slot->state == PRIVATE && slot->out;
+    default:
+        return slot->state == SAVED;
+    }
+}
+
+static unsigned collect(uint64_t most) {
+    unsigned count = 0;
+    uint64_t bytes = 0;
+    for (size_t i = 0; arena.moving != RESUME && i < arena.private.count && count < MOST_UNITS && bytes < most; i++) {
+        struct segment *segment = &arena.private.all[i];
+        if (segment->out == (arena.moving == PAGE_OUT))
+            continue;
+        units[count++] = (struct unit){
+            arena.private_base + segment->offset, segment->size, NULL, &segment->handle, &segment->home,
+            &segment->out, 0, 0};
+        bytes += segment->size;
+    }
+    for (unsigned number = 0; number < arena.top && count < MOST_UNITS && bytes < most; number++) {
+        struct slot *slot = &arena.slots[number];
+        if (!slot_takes_part(number))
+            continue;
+        units[count++] = (struct unit){arena.lane_base + salus_slot_offset(number), salus_slot_size(number), slot,
+                                       &slot->handle, &slot->home, &slot->out, 0, 0};
+        bytes += salus_slot_size(number);
+    }
+    return count;
+}
+
+/* Before anything is moved: it goes whole or not at all. */
+static int make_all_homes(void) {
+    for (size_t i = 0; i < arena.private.count; i++)
+        if (make_home(&arena.private.all[i].home, arena.private.all[i].size))
+            return -1;
+    for (unsigned slot = 0; slot < arena.top; slot++)
+        if (slot_takes_part(slot) && make_home(&arena.slots[slot].home, salus_slot_size(slot)))
+            return -1;
+    return 0;
+}
+
+/* Before a copy: where it goes to. */
+
+static int prepare_out(struct unit *unit) {
+    return make_home(unit->home, unit->size);
+}
+
+static int prepare_in(struct unit *unit, uint64_t stage) {
+    int parked = unit->slot && unit->slot->parked;
+    if (parked)
+        unit->fresh = *unit->handle;
+    else if (CALL(create, unit->size, &unit->fresh))
+        return -1;
+    unit->stage = stage;
+    if (!map_and_allow(stage, unit->size, unit->fresh))
+        return 0;
+    if (!parked)
+        let_go(unit->fresh);
+    return -1;
+}
+
+static void forget_stage(const struct unit *unit) {
+    arena.device->unmap(unit->stage, unit->size);
+    if (!(unit->slot && unit->slot->parked))
+        let_go(unit->fresh);
+}
+
+/* After it: the two change places. What fails leaves everything as it was. */
+
+static int swap_out(const struct unit *unit) {
+    uint64_t handle = *unit->handle;
+    if (CALL(unmap, unit->address, unit->size))
+        return -1;
+    if (map_and_allow(unit->address, unit->size, unit->home->handle)) {
+        arena.device->map(unit->address, unit->size, handle);
+        arena.device->allow(unit->address, unit->size);
+        return -1;
+    }
+    set_out(unit, 1);
+    if (unit->slot && unit->slot->state == SHARED) {
+        if (unit->slot->made)
+            arena.made_bytes -= unit->size;
+        *unit->slot = (struct slot){.state = SAVED, .out = 1, .home = unit->slot->home};
+    }
+    *unit->handle = 0;
+    let_go(handle);
+    return 0;
+}
+
+static int swap_in(const struct unit *unit) {
+    if (CALL(unmap, unit->address, unit->size)) {
+        forget_stage(unit);
+        return -1;
+    }
+    if (map_and_allow(unit->address, unit->size, unit->fresh)) {
+        arena.device->map(unit->address, unit->size, unit->home->handle);
+        arena.device->allow(unit->address, unit->size);
+        forget_stage(unit);
+        return -1;
+    }
+    arena.device->unmap(unit->stage, unit->size);
+    set_out(unit, 0);
+    *unit->handle = unit->fresh;
+    if (unit->slot && unit->slot->state == SAVED) {
+        int parked = unit->slot->parked;
+        *unit->slot = (struct slot){.handle = unit->fresh,
+                                    .state = SHARED,
+                                    .published = (uint8_t)parked,
+                                    .made = (uint8_t)!parked,
+                                    .alone = (uint8_t)(!parked && arena.lost),
+                                    .home = unit->slot->home};
+        if (!parked)
+            arena.made_bytes += unit->size;
+        free_home(unit->home, unit->size);
+    } else if (!arena.keep_homes)
+        free_home(unit->home, unit->size);
+    return 0;
+}
+
+static int move(unsigned count, int out) {
+    uint64_t began = now_ns();
+    unsigned starts[MOST_UNITS + 1], groups = 0, ready = 0;
+    uint64_t bytes = 0, stage = arena.stage_base;
+    int status = DONE;
+    for (; ready < count; ready++) {
+        if (out ? prepare_out(&units[ready]) : prepare_in(&units[ready], stage)) {
+            status = FAILED;
+            break;
+        }
+        stage += units[ready].size;
+        if (!ready || bytes >= GROUP_BYTES) {
+            starts[groups++] = ready;
+            bytes = 0;
+        }
+        bytes += units[ready].size;
+    }
+    starts[groups] = ready;
+    for (unsigned group = 0; group <= groups; group++) {
+        if (group < groups)
+            for (unsigned i = starts[group]; i < starts[group + 1]; i++) {
+                const struct unit *unit = &units[i];
+                uint64_t to = out ? unit->home->at : unit->stage, from = out ? unit->address : unit->home->at;
+                if (status != FAILED && CALL(copy, (int)(group & 1), to, from, unit->size))
+                    status = FAILED;
+            }
+        if (group && CALL(finish, (int)((group - 1) & 1)))
+            status = FAILED;
+        for (unsigned i = group ? starts[group - 1] : 0; group && i < starts[group]; i++) {
+            if (status == FAILED) {
+                if (!out)
+                    forget_stage(&units[i]);
+            } else if (out ? swap_out(&units[i]) : swap_in(&units[i]))
+                status = FAILED;
+            else
+                arena.page[MOVED_BYTES] += units[i].size;
+        }
+    }
+    arena.page[MOVED_NS] += now_ns() - began;
+    return status;
+}
+
+/* Orders. */
+
+void order_paging(int kind, int flag) {
+    arena.moving = kind;
+    arena.moving_since = now_ms();
+    arena.reverts = 0;
+    if (kind == PAGE_OUT) {
+        arena.away = 1;
+        arena.suspended = flag;
+    } else if (kind == PAGE_IN)
+        arena.keep_homes = flag;
+}
+
+static void answer(int kind, int done) {
+    say(PAGED, (unsigned)kind, (uint64_t)done, arena.out_bytes, -1);
+    flush();
+    tell_page();
+}
+
+static void undo(void) {
+    /* What went out comes back. The service hears of it when it has. */
+    arena.moving = PAGE_IN;
+    arena.reverts = 1;
+}
+
+static int finished(void) {
+    int kind = arena.moving;
+    switch (kind) {
+    case PAGE_OUT:
+        /* Whatever else of the lane is mapped: nothing of this job is in it. */
+        for (unsigned slot = arena.top; arena.suspended && slot-- > 0;)
+            give_up(slot);
+        break;
+    case PAGE_IN:
+        if (arena.reverts && arena.suspended) {
+            /* The lease was never given up, and neither was the lane. */
+            arena.moving = RESUME;
+            return MORE;
+        }
+        arena.away = 0;
+        break;
+    default:
+        if (back_segments())
+            return BUSY;
+        arena.suspended = arena.away = 0;
+        arena.moving = 0;
+        if (arena.reverts)
+            answer(PAGE_OUT, 0);
+        else
+            tell_page();
+        return DONE;
+    }
+    arena.moving = 0;
+    answer(arena.reverts ? PAGE_OUT : kind, !arena.reverts);
+    return DONE;
+}
+
+int page_some(uint64_t most) {
+    unsigned count;
+    if (!arena.moving)
+        return DONE;
+    count = collect(most);
+    if (!count)
+        return finished();
+    if (arena.moving == PAGE_OUT && make_all_homes()) {
+        undo();
+        return MORE;
+    }
+    if (!others_sleep() || CALL(idle)) {
+        if (arena.moving == PAGE_OUT && now_ms() > arena.moving_since + PATIENCE_MS)
+            undo();
+        return BUSY;
+    }
+    if (move(count, arena.moving == PAGE_OUT) != FAILED)
+        return MORE;
+    if (arena.moving == PAGE_OUT) {
+        undo();
+        return MORE;
+    }
+    if (arena.moving == PAGE_IN && !arena.reverts) {
+        /* There is not enough memory, for now. The service tries again. */
+        arena.moving = 0;
+        answer(PAGE_IN, 0);
+        return DONE;
+    }
+    return BUSY;
+}
+
+int page_in_all(void) {
+    for (int kind = PAGE_IN; kind;) {
+        unsigned count;
+        arena.moving = kind;
+        count = collect(UINT64_MAX);
+        if (!count)
+            kind = kind == PAGE_IN ? RESUME : 0;
+        else if (CALL(idle) || move(count, 0) == FAILED)
+            break;
+    }
+    if (arena.moving != RESUME || collect(1)) {
+        arena.moving = 0;
+        return -1;
+    }
+    arena.moving = arena.suspended = arena.away = 0;
+    return 0;
+}
+
+int salus_arena_page(uint64_t most) {
+    int status = DONE, entered;
+    if (pthread_mutex_trylock(&arena.lock))
+        return BUSY;
+    if (arena.device && arena.moving) {
+        entered = arena.device->enter();
+        status = page_some(most);
+        arena.device->leave(entered);
+    }
+    pthread_mutex_unlock(&arena.lock);
+    return status;
+}
+
+int salus_arena_prepare(void) {
+    int more = 0;
+    ENTER;
+    for (size_t i = 0; arena.device && !more && i < arena.private.count; i++)
+        if (!arena.private.all[i].home.at)
+            more = make_home(&arena.private.all[i].home, arena.private.all[i].size) ? -1 : 1;
+    for (unsigned slot = 0; arena.device && !more && slot < arena.top; slot++)
+        if (arena.slots[slot].state == PRIVATE && !arena.slots[slot].home.at)
+            more = make_home(&arena.slots[slot].home, salus_slot_size(slot)) ? -1 : 1;
+    LEAVE;
+    return more;
+}

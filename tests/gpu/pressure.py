@@ -1,0 +1,192 @@
+"""Memory pressure and faults on a real GPU.
+
+- paging: eight jobs of about 4 GiB each on what behaves like a GPU of 16 GiB: all finish, each with the losses of the
+  bare script; how fast memory goes to the host and back against pinned copies in the same run, and how much of that is
+  hidden behind the computation of others.
+- faults: a job that needs more than the GPU; jobs that are killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from salus.bench.own_service import OwnService
+from salus.service.gpu import Nvml
+from salus.service.journal import leases
+from tests.gpu.jobs import command, result_of
+
+JOBS = 8
+CAPACITY = "16GiB"
+NEEDS = ("--persistent", "4.3GiB", "--ephemeral", "2.2GiB")
+POLICIES = ("fair:patience=1", "srtf")
+KILLS = 30
+
+PINNED = """
+import time, torch
+there = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+here = torch.empty(2 << 30, dtype=torch.uint8, pin_memory=True)
+def rate(to, what):
+    best = 0.0
+    for _ in range(5):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        to.copy_(what, non_blocking=True)
+        torch.cuda.synchronize()
+        best = max(best, 2 / (time.perf_counter() - began))
+    return best
+print(rate(here, there), rate(there, here))
+"""
+
+
+def paging(iterations: int) -> dict[str, Any]:
+    runs = [command("large", iterations, "--seed", str(seed)) for seed in range(JOBS)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with ThreadPoolExecutor(JOBS) as pool:
+        bare = list(pool.map(result_of, [subprocess.Popen(run, **pipes) for run in runs]))
+    told = subprocess.run([sys.executable, "-c", PINNED], capture_output=True, text=True, check=True).stdout.split()
+    pinned = {"out_gib_s": float(told[0]), "in_gib_s": float(told[1])}
+    found: dict[str, Any] = {"pinned": pinned, "policies": {}}
+    for policy in POLICIES:
+        row = _under(policy, runs, bare)
+        found["policies"][policy] = row
+        print(policy, {key: value for key, value in row.items() if key != "timeline"}, pinned, flush=True)
+    found["passed"] = all(row["same"] for row in found["policies"].values())
+    return found
+
+
+def _under(policy: str, runs: list[list[str]], bare: list[dict[str, Any]]) -> dict[str, Any]:
+    with OwnService("--policy", policy, "--capacity", CAPACITY, "--reserve", "0", "--host-memory", "64GiB") as service:
+        began = time.monotonic()
+        jobs = [
+            # Those that come later are shorter, or so they say: under srtf they displace those before.
+            service.run(run, "--name", f"p{number}", "--duration", f"{90 - 10 * number}s", *NEEDS)
+            for number, run in enumerate(runs)
+        ]
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            told = list(pool.map(result_of, jobs))
+        seconds = time.monotonic() - began
+        with service.connect() as connection:
+            rows = connection.jobs(everything=True)
+        service.stop()
+        journal = service.journal()
+        moves = _moves(journal)
+        held = leases(journal)
+    failed = [one["failed"] for one in told if "failed" in one]
+    out = [end - start for kind, _, start, end in moves if kind == "PageOut"]
+    back = [(job, start, end) for kind, job, start, end in moves if kind == "PageIn"]
+    hidden = [
+        sum(max(0.0, min(end, e) - max(start, s)) for other, _, s, e in held if other != job) / (end - start)
+        for job, start, end in back
+    ]
+    moved, moved_ns = (sum(row[key] for row in rows) for key in ("paged_bytes", "paged_ns"))
+    return {
+        "same": not failed and all(a["losses"] == b["losses"] for a, b in zip(told, bare, strict=True)),
+        "failed": failed,
+        "seconds": seconds,
+        "page_outs": len(out),
+        "page_ins": len(back),
+        "page_out_s": statistics.median(out) if out else None,
+        "page_in_s": statistics.median(end - start for _, start, end in back) if back else None,
+        "hidden": statistics.median(min(1.0, part) for part in hidden) if hidden else None,
+        "persistent_gib": sum(row["persistent_bytes"] for row in rows) / 2**30,
+        "paged_gib": moved / 2**30,
+        "paged_gib_s": moved / 2**30 / (moved_ns / 1e9) if moved_ns else None,
+        "said": sorted({line for one in told for line in one.get("said", []) if "waits for memory" not in line}),
+        "timeline": {"moves": moves, "leases": held},
+    }
+
+
+def _moves(journal: Path) -> list[tuple[str, str, float, float]]:
+    """Page-outs and page-ins, from the order to the answer."""
+    began: dict[tuple[str, str], float] = {}
+    found = []
+    with journal.open() as file:
+        next(file, None)
+        for line in map(json.loads, file):
+            event = line["event"]
+            if event["kind"] in ("PageOutFinished", "PageInFinished"):
+                kind = event["kind"].removesuffix("Finished")
+                found.append((kind, event["job_id"], began.pop((kind, event["job_id"]), line["t"]), line["t"]))
+            for action in line["actions"]:
+                if action["kind"] in ("PageOut", "PageIn"):
+                    began[action["kind"], action["job_id"]] = line["t"]
+    return found
+
+
+def faults() -> dict[str, Any]:
+    found = {"too large": _too_large(), "kills": _kills()}
+    for name, row in found.items():
+        print(name, row, flush=True)
+    return {**found, "passed": all(row["passed"] for row in found.values())}
+
+
+def _too_large() -> dict[str, Any]:
+    """One job wants more than there is; its neighbours compute what they always do."""
+    iterations = 60
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    bare = result_of(subprocess.Popen(command("vae", iterations), **pipes))
+    with OwnService("--capacity", "6GiB", "--policy", "fair") as service:
+        neighbours = [service.run(command("vae", iterations), "--name", f"n{number}") for number in range(2)]
+        greedy = service.run(command("too-large", 1000), "--name", "greedy")
+        errors = greedy.communicate(timeout=200)[1]
+        told = [result_of(job) for job in neighbours]
+    out_of_memory = "OutOfMemoryError" in errors
+    same = all(one.get("losses") == bare["losses"] for one in told)
+    return {
+        "out_of_memory": out_of_memory,
+        "neighbours_same": same,
+        "said": errors.strip().splitlines()[-1:],
+        "failed": [one["failed"] for one in told if "failed" in one],
+        "passed": out_of_memory and same,
+    }
+
+
+def _kills() -> dict[str, Any]:
+    """Jobs are killed at random moments, and others started in their place; in the end no memory is left in use."""
+    rng = random.Random(5)
+    nvml = Nvml()
+    (gpu, *_) = nvml.gpus()
+    before = nvml.used_bytes(gpu)
+    iterations = 400
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    bare = result_of(subprocess.Popen(command("vae", iterations), **pipes))
+    with OwnService("--capacity", "8GiB", "--policy", "rr", "--quantum", "0") as service:
+        survivors = [service.run(command("vae", iterations), "--name", f"s{number}") for number in range(2)]
+        kinds = ("vae", "dcgan", "lstm", "growing")
+        with service.connect() as connection:
+            killed = 0
+            victims: list[subprocess.Popen[str]] = []
+            while killed < KILLS:
+                while len(victims) < 6:
+                    victims.append(service.run(command(rng.choice(kinds), 100_000), "--name", "victim"))
+                rows = [row for row in connection.jobs() if row["name"] == "victim" and row["pid"]]
+                if not rows:
+                    time.sleep(0.05)
+                    continue
+                time.sleep(rng.random() * 0.4)
+                os.kill(rng.choice(rows)["pid"], signal.SIGKILL)
+                killed += 1
+                time.sleep(0.1)
+                victims = [victim for victim in victims if victim.poll() is None]
+            told = [result_of(job) for job in survivors]
+    deadline = time.monotonic() + 10
+    while (left := nvml.used_bytes(gpu) - before) > 0 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    same = all(one.get("losses") == bare["losses"] for one in told)
+    return {
+        "kills": killed,
+        "survivors_same": same,
+        "failed": [one["failed"] for one in told if "failed" in one],
+        "left_mib": left >> 20,
+        "passed": same and left <= 0,
+    }

@@ -1,0 +1,275 @@
+"""Paging: to the host and back, at the same addresses; the arena alone, on the host device."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+
+import pytest
+
+from salus.protocol import slots
+from salus.protocol.page import Word
+from salus.protocol.slots import Kind, Record
+from tests.memory.test_arena import EVERYTHING, MIB, descriptors, holds, opened, write
+
+
+def page(arena, *, tries: int = 3000) -> None:
+    """As the helper thread does: as often as it takes."""
+    while arena.listen():
+        tries -= 1
+        assert tries, "it never came to an end"
+        time.sleep(0.001)
+
+
+def kinds(records: list[Record]) -> list[tuple[int, int, int]]:
+    return [(record.kind, record.slot, record.a) for record in records]
+
+
+def chunks_in_use() -> int:
+    return sum("salus-chunk" in os.readlink(f"/proc/self/fd/{fd}") for fd in _open())
+
+
+def _open() -> list[str]:
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")]
+
+
+@pytest.fixture
+def pair():
+    arena, played = opened()
+    yield arena, played
+    arena.fail_at(0)
+    arena.close()
+    played.close()
+
+
+def test_everything_of_its_own_goes_to_the_host_and_comes_back(pair):
+    arena, played = pair
+    blocks = [(arena.alloc("private", size), size, number << 20) for number, size in enumerate((2 * MIB, 70 * MIB), 1)]
+    promoted = arena.alloc("lane", 4 * MIB)
+    blocks.append((promoted, 4 * MIB, 9 << 20))
+    for block in blocks:
+        write(*block)
+    arena.yield_([(promoted, 4 * MIB)])
+    played.hear()
+    played.send(Record(Kind.PAGE_OUT))
+    page(arena)
+    assert kinds(played.hear()) == [(Kind.PAGED, Kind.PAGE_OUT, 1)]
+    assert played.page.words[Word.OUT_BYTES] == 76 * MIB
+    assert chunks_in_use() == 4, "only what holds it on the host is left"
+    for block in blocks:
+        assert holds(*block), "a script that looks at its memory meanwhile finds it"
+    write(blocks[0][0], blocks[0][1], 77)
+    played.send(Record(Kind.PAGE_IN))
+    page(arena)
+    assert kinds(played.hear()) == [(Kind.PAGED, Kind.PAGE_IN, 1)]
+    assert played.page.words[Word.OUT_BYTES] == played.page.words[Word.HOME_BYTES] == 0
+    assert holds(blocks[0][0], blocks[0][1], 77), "and what it wrote there comes along"
+    for block in blocks[1:]:
+        assert holds(*block)
+    assert arena.resume()
+
+
+def test_host_memory_is_kept_for_the_next_time_if_the_service_says_so(pair):
+    arena, played = pair
+    address = arena.alloc("private", 8 * MIB)
+    for word in (1, 2):
+        write(address, 8 * MIB, word)
+        played.send(Record(Kind.PAGE_OUT))
+        page(arena)
+        played.send(Record(Kind.PAGE_IN, 0, 1))
+        page(arena)
+        assert holds(address, 8 * MIB, word)
+        assert played.page.words[Word.HOME_BYTES] == 8 * MIB
+    arena.free("private", address, 8 * MIB)
+    assert played.page.words[Word.HOME_BYTES] == 0
+    played.hear()
+
+
+def test_memory_that_is_freed_while_it_is_out_is_gone_for_good(pair):
+    arena, played = pair
+    first, second = arena.alloc("private", 4 * MIB), arena.alloc("private", 4 * MIB)
+    write(second, 4 * MIB, 5)
+    played.send(Record(Kind.PAGE_OUT))
+    page(arena)
+    arena.free("private", first, 4 * MIB)
+    assert played.page.words[Word.OUT_BYTES] == 4 * MIB
+    played.send(Record(Kind.PAGE_IN))
+    page(arena)
+    assert holds(second, 4 * MIB, 5)
+    assert played.page.words[Word.PRIVATE_BYTES] == 4 * MIB
+    played.hear()
+
+
+def test_new_memory_waits_until_the_rest_is_back(pair):
+    arena, played = pair
+    arena.alloc("private", 4 * MIB)
+    played.send(Record(Kind.PAGE_OUT))
+    page(arena)
+    played.hear()
+    got: list[int | None] = []
+    waits = threading.Thread(target=lambda: got.append(arena.alloc("private", 2 * MIB)))
+    waits.start()
+    (record,) = slots.unpack(played.ours.recv(1 << 16))
+    assert record.kind == Kind.WANT, "whatever its quota says, nothing is made on the device now"
+    played.send(Record(Kind.PAGE_IN))
+    waits.join(5)
+    assert got and got[0], "the thread that waited brought everything back itself"
+
+
+def test_a_job_that_waits_in_mid_iteration_goes_with_its_part_of_the_lane_and_comes_back():
+    arena, played = opened((8 * MIB, 4 * MIB))
+    mine, work = arena.alloc("private", 4 * MIB), arena.alloc("lane", 4 * MIB)
+    write(mine, 4 * MIB, 1)
+    write(work, 4 * MIB, 2)
+    got: list[int | None] = []
+    waits = threading.Thread(target=lambda: got.append(arena.alloc("lane", 4 * MIB)))
+    waits.start()
+    assert slots.unpack(played.ours.recv(1 << 16))[0].kind == Kind.WANT
+    played.send(Record(Kind.PAGE_OUT, 0, 1))
+    assert kinds(slots.unpack(played.ours.recv(1 << 16))) == [(Kind.PAGED, Kind.PAGE_OUT, 1)]
+    # Somebody else works in the lane meanwhile.
+    lane = [os.memfd_create("salus-chunk") for _ in range(2)]
+    for chunk in lane:
+        os.ftruncate(chunk, 2 * MIB)
+    played.send(Record(Kind.CHUNK, 0), Record(Kind.CHUNK, 1), Record(Kind.QUOTA, 0, *EVERYTHING), fds=tuple(lane))
+    played.send(Record(Kind.PAGE_IN))
+    assert kinds(slots.unpack(played.ours.recv(1 << 16))) == [(Kind.PAGED, Kind.PAGE_IN, 1)]
+    waits.join(0.1)
+    assert not got, "it has the memory and no lease"
+    for chunk in lane:
+        assert os.pread(chunk, 8, 0) == bytes(8), "and nothing of it is in the lane before it has one"
+    played.send(Record(Kind.RESUME))
+    waits.join(5)
+    assert got and got[0]
+    assert holds(mine, 4 * MIB, 1) and holds(work, 4 * MIB, 2)
+    write(work, 4 * MIB, 3)
+    assert any(os.pread(chunk, 8, 0) != bytes(8) for chunk in lane), "it is in the lane's own chunks again"
+    arena.close()
+    played.close()
+    for chunk in lane:
+        os.close(chunk)
+
+
+def test_it_does_not_go_while_another_thread_is_at_work(pair):
+    arena, played = pair
+    address = arena.alloc("private", 4 * MIB)
+    write(address, 4 * MIB, 1)
+    busy = True
+
+    def work() -> None:
+        # Python's lock is let go of during the call, as in a framework's operations.
+        buffer = ctypes.create_string_buffer(64 * MIB)
+        while busy:
+            ctypes.memset(buffer, 1, 64 * MIB)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        time.sleep(0.05)
+        played.send(Record(Kind.PAGE_OUT))
+        deadline = time.monotonic() + 20
+        while arena.listen() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        said = kinds(played.hear())
+    finally:
+        busy = False
+        thread.join()
+    # It may have found a moment between two calls; if not, it said so. Either way nothing is lost.
+    assert said in ([(Kind.PAGED, Kind.PAGE_OUT, 0)], [(Kind.PAGED, Kind.PAGE_OUT, 1)])
+    assert holds(address, 4 * MIB, 1)
+
+
+def test_a_service_that_is_gone_leaves_nobody_on_the_host():
+    arena, played = opened()
+    address = arena.alloc("private", 4 * MIB)
+    write(address, 4 * MIB, 1)
+    played.send(Record(Kind.PAGE_OUT))
+    page(arena)
+    played.ours.close()
+    assert arena.detach()
+    assert played.page.words[Word.OUT_BYTES] == 0
+    assert holds(address, 4 * MIB, 1)
+    assert arena.alloc("private", 2 * MIB)
+    arena.close()
+    played.close()
+
+
+def test_whichever_call_of_the_driver_fails_nothing_is_lost_or_leaks():
+    before = descriptors()
+
+    def story(fail_at: int) -> int:
+        arena, played = opened((16 * MIB, 8 * MIB))
+        blocks = [(arena.alloc("private", 4 * MIB), 4 * MIB, 1), (arena.alloc("lane", 4 * MIB), 4 * MIB, 2)]
+        for block in blocks:
+            write(*block)
+        arena.yield_([(blocks[1][0], 4 * MIB)])
+        played.hear()
+        arena.fail_at(fail_at)
+        played.send(Record(Kind.PAGE_OUT))
+        page(arena)
+        went = kinds(played.hear())
+        assert went in ([(Kind.PAGED, Kind.PAGE_OUT, 1)], [(Kind.PAGED, Kind.PAGE_OUT, 0)]), fail_at
+        for block in blocks:
+            assert holds(*block), fail_at
+        if went[0][2]:
+            for _ in range(2):
+                played.send(Record(Kind.PAGE_IN))
+                page(arena)
+                if kinds(played.hear()) == [(Kind.PAGED, Kind.PAGE_IN, 1)]:
+                    break
+        assert played.page.words[Word.OUT_BYTES] == 0, fail_at
+        for block in blocks:
+            assert holds(*block), fail_at
+        calls = arena.calls()
+        arena.fail_at(0)
+        assert arena.resume()
+        arena.close()
+        played.close()
+        return calls
+
+    calls = story(0)
+    assert calls > 20
+    for call in range(1, calls + 1):
+        story(call)
+        assert descriptors() == before, f"call {call} left a descriptor behind"
+
+
+def test_whichever_call_fails_in_mid_iteration_nothing_is_lost():
+    before = descriptors()
+
+    def story(fail_at: int) -> int:
+        arena, played = opened((8 * MIB, 4 * MIB))
+        mine, work = arena.alloc("private", 4 * MIB), arena.alloc("lane", 4 * MIB)
+        write(mine, 4 * MIB, 1)
+        write(work, 4 * MIB, 2)
+        arena.yield_([])
+        played.hear()
+        got: list[int | None] = []
+        arena.fail_at(fail_at)
+        waits = threading.Thread(target=lambda: got.append(arena.alloc("lane", 4 * MIB)))
+        waits.start()
+        assert slots.unpack(played.ours.recv(1 << 16))[0].kind == Kind.WANT
+        played.send(Record(Kind.PAGE_OUT, 0, 1))
+        (answer,) = slots.unpack(played.ours.recv(1 << 16))
+        if answer.a:
+            while True:
+                played.send(Record(Kind.PAGE_IN))
+                (back,) = slots.unpack(played.ours.recv(1 << 16))
+                if back.a:
+                    break
+            played.send(Record(Kind.RESUME))
+        played.send(Record(Kind.QUOTA, 0, *EVERYTHING))
+        waits.join(10)
+        assert not waits.is_alive(), fail_at
+        assert holds(mine, 4 * MIB, 1) and holds(work, 4 * MIB, 2), fail_at
+        calls = arena.calls()
+        arena.fail_at(0)
+        arena.close()
+        played.close()
+        return calls
+
+    for call in range(1, story(0) + 1):
+        story(call)
+        assert descriptors() == before, f"call {call} left a descriptor behind"
