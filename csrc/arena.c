@@ -316,7 +316,7 @@ int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, i
     arena.private_quota = arena.lane_quota = arena.private_bytes = arena.promoted_bytes = arena.made_bytes = 0;
     arena.lost = arena.refused = arena.stale = 0;
     arena.unanswered = 0;
-    arena.moving = arena.suspended = arena.away = arena.prepares = 0;
+    arena.moving = arena.suspended = arena.away = arena.prepares = arena.alone = 0;
     arena.out_bytes = arena.home_bytes = 0;
     arena.top = 0;
     arena.slot_count = salus_slot_at(arena.reserved);
@@ -384,7 +384,8 @@ int salus_arena_last_error(void) {
 static void *private_alloc(uint64_t size) {
     struct segment *made;
     uint64_t offset, handle, address;
-    if (find_gap(&arena.private, size, 0, &offset) || want(arena.private_bytes + size, 0))
+    /* In this order: while it waits, others may come and go. */
+    if (want(arena.private_bytes + size, 0) || find_gap(&arena.private, size, 0, &offset))
         return NULL;
     address = arena.private_base + offset;
     if (CALL(create, size, &handle))
@@ -406,13 +407,18 @@ static void *private_alloc(uint64_t size) {
 }
 
 static void *lane_alloc(uint64_t size) {
-    uint64_t offset;
+    uint64_t offset, planned;
     unsigned first, last;
-    if (find_gap(&arena.lane, size, 1, &offset))
-        return NULL;
-    first = salus_slot_at(offset);
-    last = salus_slot_at(offset + size - 1);
-    if (last >= arena.slot_count || want(0, slot_end(last)) || !insert(&arena.lane, offset, size))
+    do {
+        if (find_gap(&arena.lane, size, 1, &planned))
+            return NULL;
+        first = salus_slot_at(planned);
+        last = salus_slot_at(planned + size - 1);
+        if (last >= arena.slot_count || want(0, slot_end(last)) || find_gap(&arena.lane, size, 1, &offset))
+            return NULL;
+        /* While it waited, others may have come and gone. */
+    } while (offset != planned);
+    if (!insert(&arena.lane, offset, size))
         return NULL;
     for (unsigned slot = first; slot <= last; slot++)
         if (arena.slots[slot].state == EMPTY && back_with_new(slot)) {
@@ -499,7 +505,7 @@ int salus_arena_resume(int poison) {
     if (arena.device) {
         let_go_again();
         listen_all();
-        status = clear_stale();
+        status = arena.received < arena.page[SERVICE_PACKETS] ? -1 : clear_stale();
         /* A page-out that the service did not wait for. */
         if (!status && arena.away)
             status = page_in_all();
@@ -540,6 +546,7 @@ int salus_arena_yield(const uint64_t *ranges, size_t count) {
     int status = 0, fd;
     size_t next = 0;
     ENTER;
+    arena.impatient = 1;
     for (unsigned slot = 0; arena.device && slot < arena.top; slot++) {
         struct slot *found = &arena.slots[slot];
         uint64_t begin = arena.lane_base + salus_slot_offset(slot), end = begin + salus_slot_size(slot);
@@ -578,6 +585,7 @@ int salus_arena_yield(const uint64_t *ranges, size_t count) {
     /* What was not heard did not happen: the service would hand on what is ours now. */
     if (arena.lost)
         status = -1;
+    arena.impatient = 0;
     LEAVE;
     return status;
 }
@@ -612,8 +620,50 @@ int salus_arena_detach(void) {
     int status = 0;
     ENTER;
     if (arena.device) {
+        arena.alone = 1;
         go_lost();
         status = come_back_alone();
+    }
+    LEAVE;
+    return status;
+}
+
+int salus_arena_where(void) {
+    int where;
+    pthread_mutex_lock(&arena.lock);
+    where = arena.suspended ? 2 : arena.away;
+    pthread_mutex_unlock(&arena.lock);
+    return where;
+}
+
+int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds) {
+    int status = -1;
+    ENTER;
+    if (arena.device) {
+        arena.page = page;
+        close(arena.channel);
+        arena.channel = channel;
+        arena.sent = arena.received = 0;
+        arena.lost = arena.refused = arena.prepares = 0;
+        arena.unanswered = 0;
+        arena.moving = 0;
+        /* Until the service says more. */
+        arena.private_quota = arena.private_bytes;
+        arena.lane_quota = lane_bytes();
+        for (unsigned slot = arena.top; slot-- > 0;) {
+            struct slot *found = &arena.slots[slot];
+            found->alone = 0;
+            if (found->state == PRIVATE)
+                say(OWN, slot, 0, 0, -1);
+            else if (holds)
+                found->published = 0;
+            else
+                give_up(slot);
+        }
+        (void)clear_stale();
+        flush();
+        tell_page();
+        status = 0;
     }
     LEAVE;
     return status;

@@ -34,6 +34,7 @@ enum {
     TAKE = 3,    /* what backed the lane's slot is private to the job now: the lane has a hole there */
     DROP = 4,    /* the job has nothing mapped in this slot any more */
     LEFT = 5,    /* the job has nothing of the lane mapped; b: the number of the NEW_LANE this answers */
+    OWN = 7,     /* after a reconnection: the job has a chunk of its own in this slot */
     PAGED = 6,   /* slot: PAGE_OUT or PAGE_IN, a: 1 if it was done, b: bytes on the host */
     /* From the service. */
     QUOTA = 11,    /* a: private bytes, b: lane bytes */
@@ -73,6 +74,11 @@ EXPORTED void salus_lane_free(void *pointer, size_t size, int device, void *stre
 
 /* After a lease was granted: takes in what the service sent and backs every segment; with `poison`, what is dead is filled. */
 EXPORTED int salus_arena_resume(int poison);
+/* 1: paged out, 2: and in mid-iteration. */
+EXPORTED int salus_arena_where(void);
+/* The service was started again: a new page and a new channel. Whoever does not hold the lease of its lane keeps nothing of
+ * the lane mapped; whoever does hands all of it over at its next boundary. */
+EXPORTED int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds);
 /* Before a lease is given up. The ranges (address, size, ...), by address, hold live data: what backs them becomes private.
  * The device may still be at work. 0, -1 if the lease cannot be given up, or 1: `settle` has something to do. */
 EXPORTED int salus_arena_yield(const uint64_t *ranges, size_t count);
@@ -82,6 +88,8 @@ EXPORTED int salus_arena_would_promote(const uint64_t *ranges, size_t count);
 EXPORTED int salus_arena_settle(void);
 /* The service is gone and this job holds no lease: gives the lane up and backs its segments with memory of its own. */
 EXPORTED int salus_arena_detach(void);
+/* The service does not come back: nobody is waited for any more. */
+EXPORTED void salus_arena_go_alone(void);
 /* Takes in what the service sent, whether there is a lease or not. */
 EXPORTED int salus_arena_listen(void);
 /* 1 if there is something to page, or host memory to be made ready (2), since the last `listen`. */

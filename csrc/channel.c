@@ -5,10 +5,20 @@
 #include <unistd.h>
 
 #define SEND_PATIENCE 2000
+#define RETRY_US 20000
 
 void go_lost(void) {
     arena.lost = 1;
-    arena.private_quota = arena.lane_quota = UINT64_MAX;
+    if (arena.alone)
+        arena.private_quota = arena.lane_quota = UINT64_MAX;
+}
+
+void salus_arena_go_alone(void) {
+    pthread_mutex_lock(&arena.lock);
+    arena.alone = 1;
+    if (arena.lost)
+        go_lost();
+    pthread_mutex_unlock(&arena.lock);
 }
 
 void flush(void) {
@@ -103,6 +113,22 @@ void listen_all(void) {
         receive();
 }
 
+static void say_want(uint64_t private_bytes, uint64_t lane) {
+    say(WANT, 0, private_bytes > arena.private_bytes ? private_bytes : arena.private_bytes,
+        lane > lane_bytes() ? lane : lane_bytes(), -1);
+    flush();
+}
+
+/* It may be started again, and then the client reconnects, which needs the lock. -1: it does not come back. */
+static int wait_for_service(void) {
+    while (arena.lost && !arena.alone) {
+        pthread_mutex_unlock(&arena.lock);
+        usleep(RETRY_US);
+        pthread_mutex_lock(&arena.lock);
+    }
+    return arena.lost ? -1 : 0;
+}
+
 /* Waits until the quotas are this large; -1 if they never will be. 0 is: what it has. */
 int want(uint64_t private_bytes, uint64_t lane) {
     if (!arena.away && private_bytes <= arena.private_quota && lane <= arena.lane_quota)
@@ -114,14 +140,19 @@ int want(uint64_t private_bytes, uint64_t lane) {
     arena.refused = 0;
     arena.page[WAITING_FOR_MEMORY] = 1;
     tell_page();
-    say(WANT, 0, private_bytes > arena.private_bytes ? private_bytes : arena.private_bytes,
-        lane > lane_bytes() ? lane : lane_bytes(), -1);
-    flush();
+    say_want(private_bytes, lane);
     while (arena.moving || arena.suspended || (arena.away && !arena.refused) ||
            (!arena.refused && (private_bytes > arena.private_quota || lane > arena.lane_quota))) {
         if (arena.lost) {
-            if (come_back_alone())
-                usleep(100000);
+            if (arena.impatient)
+                break;
+            if (!wait_for_service())
+                say_want(private_bytes, lane);
+            else {
+                go_lost();
+                if ((arena.away || arena.suspended) && come_back_alone())
+                    usleep(RETRY_US);
+            }
         } else if (!arena.moving)
             receive();
         else if (page_some(UINT64_MAX) == BUSY)
@@ -129,5 +160,5 @@ int want(uint64_t private_bytes, uint64_t lane) {
         flush(); /* what it answered, if it had to leave its lane */
     }
     arena.page[WAITING_FOR_MEMORY] = 0;
-    return arena.refused ? -1 : 0;
+    return arena.refused || (arena.lost && arena.impatient) ? -1 : 0;
 }

@@ -71,7 +71,9 @@ struct arena {
     uint64_t sent, received;
     int stale;           /* some slot is */
     uint64_t unanswered; /* the number of a NEW_LANE that has not been answered */
-    int lost; /* the service is gone: nobody to ask, nobody to share with */
+    int lost;  /* the service is gone: nobody to ask, nobody to share with */
+    int alone; /* and does not come back */
+    int impatient; /* whoever wants memory now cannot wait for a service to come back */
     int refused;
     struct record out[MOST_RECORDS];
     int out_fds[MOST_RECORDS];

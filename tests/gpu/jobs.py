@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 TRAIN = str(Path(__file__).parent / "train.py")
-TIMEOUT_S = 400
+TIMEOUT_S = 150
 START_LIMIT_S = 90.0
 
 

@@ -27,8 +27,8 @@ from tests.gpu.jobs import command, result_of
 
 JOBS = 8
 CAPACITY = "16GiB"
-NEEDS = ("--persistent", "4.3GiB", "--ephemeral", "2.2GiB")
-POLICIES = ("fair:patience=1", "srtf")
+NEEDS = ("--persistent", "3.9GiB", "--ephemeral", "2.8GiB")
+POLICIES = ("fair:patience=0.5", "srtf")
 KILLS = 30
 
 PINNED = """
@@ -167,13 +167,13 @@ def _kills() -> dict[str, Any]:
             killed = 0
             victims: list[subprocess.Popen[str]] = []
             while killed < KILLS:
-                while len(victims) < 6:
+                while len(victims) < 12:
                     victims.append(service.run(command(rng.choice(kinds), 100_000), "--name", "victim"))
                 rows = [row for row in connection.jobs() if row["name"] == "victim" and row["pid"]]
                 if not rows:
                     time.sleep(0.05)
                     continue
-                time.sleep(rng.random() * 0.4)
+                time.sleep(rng.random() * 0.2)
                 os.kill(rng.choice(rows)["pid"], signal.SIGKILL)
                 killed += 1
                 time.sleep(0.1)

@@ -267,8 +267,8 @@ def large() -> Step:
     x = torch.randn(256, 8192, device=DEVICE)
 
     def step() -> torch.Tensor:
-        loss = model(x).square().mean()
         optimizer.zero_grad()
+        loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
         return loss.detach()

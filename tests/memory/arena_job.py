@@ -42,6 +42,15 @@ class HostMemory:
     def detach(self) -> bool:
         return self.arena.detach()
 
+    def where(self) -> tuple[bool, bool]:
+        return self.arena.where()
+
+    def reopen(self, page_address: int, channel: int, holds: bool) -> None:
+        self.arena.reconnect(page_address, channel, holds)
+
+    def go_alone(self) -> None:
+        self.arena.go_alone()
+
     def listen(self) -> bool:
         return self.arena.listen()
 

@@ -260,12 +260,64 @@ def test_out_of_quota_it_asks_and_waits_and_a_refusal_is_out_of_memory():
 def test_a_service_that_is_gone_is_nobody_to_wait_for():
     arena, played = opened((0, 0))
     played.ours.close()
+    arena.go_alone()
     assert arena.alloc("private", 2 * MIB)
     assert arena.alloc("lane", 2 * MIB)
     assert not arena.yield_([]), "there is nobody to give the lease to, and nobody who would know what is ours"
     assert arena.detach()
     arena.close()
     played.close()
+
+
+def test_a_service_that_is_started_again_is_waited_for():
+    arena, played = opened((0, 0))
+    mine = []
+    waits = threading.Thread(target=lambda: mine.append(arena.alloc("private", 2 * MIB)))
+    waits.start()
+    played.ours.recv(1 << 16)
+    played.ours.close()
+    waits.join(0.1)
+    assert waits.is_alive(), "nobody said that it may have it"
+    again = Played()
+    arena.reconnect(again.page.address(), os.dup(again.theirs.fileno()), holds=False)
+    played.theirs.detach()  # the arena closed it
+    (asked,) = slots.unpack(again.ours.recv(1 << 16))
+    assert asked == Record(Kind.WANT, 0, 2 * MIB, 0), "it asks the new one"
+    again.send(Record(Kind.QUOTA, 0, 2 * MIB, 0))
+    waits.join(5)
+    assert mine and mine[0]
+    arena.close()
+    again.close()
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_after_a_restart_only_the_holder_of_the_lease_keeps_its_lane(pair, holds):
+    arena, played = pair
+    kept, gone = arena.alloc("lane", 2 * MIB), arena.alloc("lane", 2 * MIB)
+    write(kept, 2 * MIB, 1)
+    write(gone, 2 * MIB, 2)
+    assert arena.yield_([(kept, 2 * MIB)])
+    played.hear()
+    assert arena.resume()
+    write(gone, 2 * MIB, 2)
+    for slot in list(played.chunks):
+        played.drop(slot)
+    played.ours.close()
+    again = Played()
+    arena.reconnect(again.page.address(), os.dup(again.theirs.fileno()), holds=holds)
+    played.theirs.detach()  # the arena closed it
+    assert again.hear() == [Record(Kind.OWN, 0)]
+    again.send(Record(Kind.QUOTA, 0, *EVERYTHING))
+    if not holds:
+        assert arena.resume(), "it is granted a lease"
+    assert holds_both(kept, gone) == (True, holds)
+    assert arena.yield_([(kept, 2 * MIB)])
+    assert again.hear() == [Record(Kind.PUBLISH, 1)], "and hands over what the lane has"
+    again.close()
+
+
+def holds_both(first: int, second: int) -> tuple[bool, bool]:
+    return holds(first, 2 * MIB, 1), holds(second, 2 * MIB, 2)
 
 
 def test_another_lane_means_other_memory_and_what_is_private_stays(pair):

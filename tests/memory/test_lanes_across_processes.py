@@ -96,6 +96,7 @@ def test_a_job_that_waits_for_its_first_memory_has_room_made_for_it(serve):
 
 def test_when_the_service_dies_one_job_keeps_the_lane_and_the_others_take_memory_of_their_own(serve):
     service = serve("--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
+    service.environment["SALUS_RECONNECT_S"] = "0.3"
     memory = ("--persistent", "100MiB", "--ephemeral", "200MiB")
     jobs = [start(service, f"j{seed}", 3000, seed, *memory) for seed in (1, 2, 3)]
     for seed in (1, 2, 3):

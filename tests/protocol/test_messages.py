@@ -19,6 +19,8 @@ SAMPLES = [
     msg.Hello(1, "0.1"),
     msg.Register("a", ["python", "x.py"], "/", weight=2, iterations=7, duration_s=1.5, persistent_bytes=0),
     msg.Attach("1", "secret"),
+    msg.Rejoin("1", "secret"),
+    msg.Reattach("1", "secret", True, False, True, 3, 1 << 30, 1 << 20, 0),
     msg.Ready(),
     msg.Yielding(),
     msg.Yielded(True),

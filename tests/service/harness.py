@@ -61,9 +61,19 @@ class Service:
         self.job_file.write_text(JOB.format(source=str(SOURCE)))
         self.started: list[subprocess.Popen[str]] = []
         self.process: subprocess.Popen[str] | None = None
+        self._options = options
         if start:
-            self.process = self.salus_in_background("serve", *options)
-            eventually(self._answers, "the service answers")
+            self.start()
+
+    def start(self) -> None:
+        self.process = self.salus_in_background("serve", *self._options)
+        eventually(self._answers, "the service answers")
+
+    def kill(self) -> None:
+        """As if it had crashed: nothing is said, nothing is cleared away."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
 
     def salus_in_background(self, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(

@@ -211,6 +211,15 @@ class TorchMemory:
     def detach(self) -> bool:
         return not self._active or self._arena.detach()
 
+    def where(self) -> tuple[bool, bool]:
+        return self._arena.where()
+
+    def reopen(self, page_address: int, channel: int, holds: bool) -> None:
+        self._arena.reconnect(page_address, channel, holds)
+
+    def go_alone(self) -> None:
+        self._arena.go_alone()
+
     def listen(self) -> bool:
         return self._arena.listen()
 

@@ -57,6 +57,7 @@ class Arena:
             ctypes.c_int,
             ctypes.c_uint64,
         ]
+        self._c.salus_arena_reconnect.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         for name in ("salus_arena_yield", "salus_arena_would_promote"):
             getattr(self._c, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
@@ -70,6 +71,19 @@ class Arena:
 
     def last_error(self) -> int:
         return int(self._c.salus_arena_last_error())
+
+    def where(self) -> tuple[bool, bool]:
+        """Whether it is paged out, and whether it was in mid-iteration then."""
+        where = self._c.salus_arena_where()
+        return where >= 1, where == 2
+
+    def reconnect(self, page_address: int, channel: int, holds: bool) -> None:
+        """The service was started again. Without a lease, nothing of the lane stays mapped."""
+        self._c.salus_arena_reconnect(page_address, channel, int(holds))
+
+    def go_alone(self) -> None:
+        """The service does not come back: whoever waits for it goes on."""
+        self._c.salus_arena_go_alone()
 
     def resume(self, *, poison: bool = False) -> bool:
         """After a grant. False: the lane's memory could not be had, and the job must not run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from salus.client.again import connect_again
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
 from salus.errors import RequestRejected, SalusError, ServiceUnavailable
@@ -19,6 +21,7 @@ from salus.paths import socket_path, state_dir
 from salus.protocol import messages as msg
 
 START_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 2.0
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGQUIT)
 
 
@@ -94,16 +97,10 @@ def run(asked: msg.Register, *, announce: bool = False, unmanaged_if_none: bool 
         connection.send(msg.Finished(127))
         connection.close()
         raise
-    listener = threading.Thread(target=_listen, args=(connection, process, job.job_id), daemon=True)
+    listener = _Listener(connection, process, job)
     listener.start()
     status = _wait(process)
-    try:
-        connection.send(msg.Finished(status))
-        # The answer goes to the listener; when it is there, the service knows, and `salus ps` tells the truth.
-        listener.join(timeout=2.0)
-    except SalusError:
-        pass
-    connection.close()
+    listener.finish(status)
     return as_shell_status(status)
 
 
@@ -133,9 +130,46 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
             signal.signal(number, handler)
 
 
-def _listen(connection: ServiceConnection, process: subprocess.Popen[bytes], job_id: str) -> None:
-    """What the service has to say to the launcher, until it confirms the end."""
-    try:
+class _Listener(threading.Thread):
+    """What the service has to say to the launcher, until it confirms the end. One that was killed is waited for."""
+
+    def __init__(self, connection: ServiceConnection, process: subprocess.Popen[bytes], job: msg.Registered) -> None:
+        super().__init__(daemon=True)
+        self._connection, self._process, self._job = connection, process, job
+        self._status: int | None = None
+
+    def run(self) -> None:
+        while True:
+            try:
+                self._hear(self._connection)
+                return
+            except (SalusError, OSError):
+                connection = connect_again(socket_path())
+            try:
+                if connection is None:
+                    return
+                connection.request(msg.Rejoin(self._job.job_id, self._job.token))
+                connection.wait_for_ever()
+            except SalusError:
+                return  # it does not know the job any more
+            self._connection = connection
+            if self._status is not None:
+                self._tell_end()
+
+    def finish(self, status: int) -> None:
+        self._status = status
+        self._tell_end()
+        # When the answer is there, the service knows, and `salus ps` tells the truth.
+        self.join(timeout=END_TIMEOUT_S)
+        self._connection.close()
+
+    def _tell_end(self) -> None:
+        assert self._status is not None
+        with contextlib.suppress(SalusError):
+            self._connection.send(msg.Finished(self._status))
+
+    def _hear(self, connection: ServiceConnection) -> None:
+        job_id = self._job.job_id
         while True:
             message, _ = connection.receive()
             match message:
@@ -144,8 +178,6 @@ def _listen(connection: ServiceConnection, process: subprocess.Popen[bytes], job
                 case msg.Admitted():
                     say(f"job {job_id} has its memory")
                 case msg.Terminate(force):
-                    process.send_signal(signal.SIGKILL if force else signal.SIGTERM)
+                    self._process.send_signal(signal.SIGKILL if force else signal.SIGTERM)
                 case msg.Done() | msg.Farewell():
                     return
-    except (SalusError, OSError):
-        return

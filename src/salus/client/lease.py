@@ -11,8 +11,11 @@ With an arena (`Memory`), a lease is given up only when nothing of the job lives
 when it yields, and undone when it is granted the next one. Such a job yields at the beginning of its next iteration
 rather than at the end of the last: by then most scripts have dropped their gradients, and less is promoted.
 
-It never exits the process, never prints to stdout, never raises into the user's code. If the service is gone or never
-was, it says so once on stderr and the job runs unmanaged.
+A service that is killed may be started again. Meanwhile whoever holds a lease goes on, and everyone else waits; then
+each tells the new one where it is (`_come_back`).
+
+It never exits the process, never prints to stdout, never raises into the user's code. If the service is gone for good
+or never was, it says so once on stderr and the job runs unmanaged.
 """
 
 from __future__ import annotations
@@ -26,9 +29,10 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from salus.client.again import connect_again
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
-from salus.errors import SalusError
+from salus.errors import SalusError, ServiceUnavailable
 from salus.protocol import messages as msg
 from salus.protocol.page import MAGIC, JobState, Page, Word
 
@@ -69,6 +73,15 @@ class Memory(Protocol):
 
     def detach(self) -> bool:
         """The service is gone, and others may run in the lane: takes memory of its own. False: there is none yet."""
+
+    def where(self) -> tuple[bool, bool]:
+        """Whether everything is paged out, and whether that was in mid-iteration."""
+
+    def reopen(self, page_address: int, channel: int, holds: bool) -> None:
+        """The service was started again. Without a lease, nothing of the lane is kept."""
+
+    def go_alone(self) -> None:
+        """The service does not come back."""
 
     def listen(self) -> bool:
         """The service sent something that cannot wait for the next grant. True: call it again in a moment."""
@@ -116,8 +129,8 @@ class Lease:
 
     def begin(self) -> None:
         """An iteration starts: returns when the job may run."""
-        words = self._words
         with self._lock:
+            words = self._words
             if self._holding and not words[_REVOKE]:
                 words[_STATE] = _ITERATING
                 words[_BEGAN] = _now_ns()
@@ -129,8 +142,8 @@ class Lease:
 
     def end(self, iterations: int = 1) -> None:
         """A boundary: nothing of this job is alive in its lane."""
-        words = self._words
         with self._lock:
+            words = self._words
             began = words[_BEGAN]
             # In this order; `Page.used` counts on it.
             words[_BEGAN] = 0
@@ -234,7 +247,7 @@ class Lease:
 
     def _attach(self) -> bool:
         try:
-            connection = ServiceConnection(self._socket_path)
+            connection = self._connect()
             connection.send(msg.Attach(self._job_id, self._token, arena=self._memory is not None))
             _, (descriptor, grant_event, *channel) = connection.receive()
             page = Page(descriptor)
@@ -262,13 +275,86 @@ class Lease:
         threading.Thread(target=self._listen, args=(connection,), name="salus", daemon=True).start()
         return True
 
-    def _listen(self, connection: ServiceConnection) -> None:
+    def _connect(self) -> ServiceConnection:
+        try:
+            return ServiceConnection(self._socket_path)
+        except ServiceUnavailable:
+            # It may have been killed a moment ago.
+            connection = connect_again(self._socket_path) if self._socket_path.exists() else None
+            if connection is None:
+                raise
+            return connection
+
+    def _listen(self, connection: ServiceConnection | None) -> None:
         """The helper thread."""
+        while connection is not None:
+            why = self._listen_to(connection)
+            if connection is not self._connection:
+                return  # after a fork
+            connection = None
+            if why is None:
+                why = "the service is gone"
+                try:
+                    connection = self._come_back()
+                except (SalusError, OSError, ValueError) as error:
+                    why = str(error)
+                except Exception as error:  # as below
+                    why = f"{type(error).__name__}: {error}"
+            if connection is None:
+                if self._memory is not None:
+                    self._memory.go_alone()
+                with self._lock:
+                    self._go_unmanaged(why)
+
+    def _come_back(self) -> ServiceConnection | None:
+        """Whoever holds the lease of a lane goes on meanwhile; nobody else will run there. Everyone else waits."""
+        with self._lock:
+            if self._holding:
+                self._words[_REVOKE] = self._words[_CONTENDED] = 0
+        connection = connect_again(self._socket_path)
+        if connection is None:
+            return None
+        memory = self._memory
+        on_host, suspended = memory.where() if memory is not None else (False, False)
+        with self._lock:
+            old = self._words
+            # A lease that was granted and not taken is void: the new service does not know of it.
+            self._taken = old[_GRANTS]
+            holds = self._holding and not suspended
+            waits = old[_STATE] == _WAITING or suspended
+            connection.send(
+                msg.Reattach(
+                    self._job_id, self._token, memory is not None, holds, waits, old[Word.LANE] or None,
+                    old[Word.RESERVED_PERSISTENT], old[Word.RESERVED_EPHEMERAL], old[Word.RESERVED_INTERNAL],
+                    on_host, suspended, old[_ITERATIONS], old[_BUSY],
+                )
+            )  # fmt: skip
+            _, (descriptor, grant_event, *channel) = connection.receive()
+            page = Page(descriptor)
+            os.close(descriptor)
+            for word in (_STATE, _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES):
+                page.words[word] = old[word]
+            if memory is not None:
+                memory.reopen(page.address(), channel[0], holds)
+            self._pages.append(page)
+            self._words, self._taken, self._asked = page.words, 0, waits
+            connection.wait_for_ever()
+            self._connection.close()
+            self._connection = connection
+            poll = select.poll()
+            poll.register(grant_event, select.POLLIN)
+            before, self._grant_event, self._grant_poll = self._grant_event, grant_event, poll
+            # Whoever waits at the old one comes over. It is not closed: somebody may be on the way to it.
+            os.eventfd_write(before, 1)
+        return connection
+
+    def _listen_to(self, connection: ServiceConnection) -> str | None:
+        """Until the service says farewell, or something is wrong: why. None: it is lost."""
         try:
             while True:
                 message, _ = connection.receive()
                 if isinstance(message, msg.Farewell):
-                    raise SalusError("the service has ended")
+                    return "the service has ended"
                 while self._memory is not None and self._memory.listen():
                     if connection.something_comes_within(PAGE_AGAIN_S):
                         break
@@ -278,13 +364,12 @@ class Lease:
                     with self._lock:
                         if self._give_up_if_idle():
                             break
-        except (SalusError, OSError) as error:
-            if connection is self._connection:
-                with self._lock:
-                    self._go_unmanaged(str(error))
+        except (ServiceUnavailable, OSError):
+            return None
+        except SalusError as error:
+            return str(error)
         except Exception as error:  # whatever it is, it must not end up in the user's output as a traceback
-            with self._lock:
-                self._go_unmanaged(f"{type(error).__name__}: {error}")
+            return f"{type(error).__name__}: {error}"
 
     def _give_up_if_idle(self) -> bool:
         """True when there is no lease to give up, now or any more."""
@@ -301,10 +386,9 @@ class Lease:
         return True
 
     def _send(self, message: msg.Message) -> None:
-        try:
+        # If it is lost, the helper sees to that.
+        with contextlib.suppress(SalusError):
             self._connection.send(message)
-        except SalusError as error:
-            self._go_unmanaged(str(error))
 
     def _go_unmanaged(self, why: str) -> None:
         if not self._managed:

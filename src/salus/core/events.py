@@ -20,6 +20,36 @@ class JobArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class JobReturned:
+    """After a restart of the caller: the job was here before, and this is where it is now."""
+
+    job: JobSpec
+    footprint: Footprint
+    lane_id: LaneId | None = None
+    """The lane it was in."""
+    on_host: bool = False
+    """Its persistent memory is paged out."""
+    mid_iteration: bool = False
+    """And it was paged out in mid-iteration."""
+    holds: bool = False
+    """It holds a lease, and may be in the middle of an iteration."""
+    ready: bool = False
+    iterations: int = 0
+    gpu_time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryBegan:
+    """The caller was restarted. Until `RecoveryFinished` nobody gets memory or a lease: not all that is in use is known
+    yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryFinished:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class JobReady:
     """The job wants to use the device from now on: to run iterations, or to have its memory back."""
 
@@ -118,6 +148,9 @@ class PolicyChanged:
 
 Event = (
     JobArrived
+    | JobReturned
+    | RecoveryBegan
+    | RecoveryFinished
     | JobReady
     | JobIdled
     | IterationFinished

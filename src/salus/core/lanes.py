@@ -117,6 +117,18 @@ class LaneTable:
         self._fit(lane)
         return lane.lane_id
 
+    def restore(self, lane_id: LaneId | None, job_id: JobId, ephemeral_bytes: int, owner: int) -> LaneId:
+        """Puts a job into the lane it was in before a restart, or into a new one."""
+        if lane_id is None or lane_id in self.closing:
+            return self.enter(Place(Step.NEW, None, ephemeral_bytes), job_id, ephemeral_bytes, owner)
+        if lane_id in self.lanes:
+            return self.enter(Place(Step.GROW, lane_id, ephemeral_bytes), job_id, ephemeral_bytes, owner)
+        # Ids of lanes that were restored in another order are below the next new one.
+        self._next_id, after = lane_id, self._next_id
+        self.enter(Place(Step.NEW, None, ephemeral_bytes), job_id, ephemeral_bytes, owner)
+        self._next_id = max(after, lane_id + 1)
+        return lane_id
+
     def leave(self, lane_id: LaneId, job_id: JobId) -> None:
         """Takes a job out; the lane shrinks to what the others need, or closes."""
         lane = self.lanes[lane_id]

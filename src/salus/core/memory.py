@@ -25,6 +25,7 @@ from dataclasses import replace
 
 from salus.core import leases
 from salus.core.actions import AdmitJob, AllowGrowth, LeaveLane, PageIn, PageOut, RefuseGrowth
+from salus.core.events import JobReturned
 from salus.core.lanes import LaneTable, Place, Step
 from salus.core.model import LANE_PHASES, QUEUED_PHASES, Footprint, Job, Lease, Phase
 from salus.core.order import Entry
@@ -175,6 +176,41 @@ def _enter_lane(st: State, job: Job, place: Place) -> None:
     job.lane = st.lanes.enter(place, job.job_id, job.footprint.ephemeral_bytes, job.spec.owner)
     st.leases.setdefault(job.lane, LaneLeases())
     st.emit(AdmitJob(job.job_id, job.lane, job.footprint), job)
+
+
+def restore(st: State, job: Job, was: JobReturned) -> None:
+    """Puts a job where it was before a restart. It fitted there then."""
+    if was.on_host:
+        job.mid_iteration = was.mid_iteration
+        job.host_bytes = job.footprint.persistent_bytes
+        st.host_used_bytes += job.host_bytes
+        st.lanes.add_fixed(job.footprint.internal_bytes)
+        st.enter_phase(job, Phase.PAGED_OUT)
+        enqueue(st, job)
+        return
+    if was.lane_id is None and not was.holds:
+        held = job.footprint.fixed_bytes > 0
+        if held:
+            st.lanes.add_fixed(job.footprint.fixed_bytes)
+            st.on_gpu[job.job_id] = job
+        st.enter_phase(job, Phase.PARKED if held else Phase.WAITING)
+        enqueue(st, job)
+        return
+    st.lanes.add_fixed(job.footprint.fixed_bytes)
+    lane = st.leases.get(was.lane_id) if was.lane_id is not None else None
+    # One that comes back after its lane was given to somebody else goes on in a lane of its own.
+    lane_id = was.lane_id if lane is None or lane.holder is None or not was.holds else None
+    job.lane = st.lanes.restore(lane_id, job.job_id, job.footprint.ephemeral_bytes, job.spec.owner)
+    st.leases.setdefault(job.lane, LaneLeases())
+    st.enter_phase(job, Phase.RESIDENT)
+    job.on_gpu_since = st.now
+    st.on_gpu[job.job_id] = job
+    st.emit(AdmitJob(job.job_id, job.lane, job.footprint), job)
+    if was.holds:
+        st.leases[job.lane].holder = job
+        job.lease = Lease.HELD
+        job.granted_at = job.ran_at = st.now
+    leases.start_competing(st, job)
 
 
 # Leaving: lanes, the GPU, the system

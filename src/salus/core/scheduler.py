@@ -29,6 +29,9 @@ class Scheduler:
         self._state = State(config, policy)
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.JobArrived: self._on_job_arrived,
+            ev.JobReturned: self._on_job_returned,
+            ev.RecoveryBegan: self._on_recovery_began,
+            ev.RecoveryFinished: self._on_recovery_finished,
             ev.JobReady: self._on_job_ready,
             ev.JobIdled: self._on_job_idled,
             ev.IterationFinished: self._on_iteration_finished,
@@ -58,6 +61,8 @@ class Scheduler:
             raise
         if isinstance(event, ev.IterationFinished) and not (event.yielded or st.growing):
             # A report in passing. Decisions are made at boundaries that were asked for, and on timers.
+            return st.take_actions()
+        if st.recovering:
             return st.take_actions()
         memory.settle(st)
         leases.settle(st)
@@ -138,6 +143,36 @@ class Scheduler:
         memory.enqueue(st, job)
         st.jobs[spec.job_id] = job
         st.emit(AcceptJob(spec.job_id), job)
+
+    def _on_job_returned(self, event: ev.JobReturned) -> None:
+        st, spec = self._state, event.job
+        if spec.job_id in st.jobs:
+            raise RequestRejected(f"there is a job {spec.job_id} already; it cannot come back")
+        st.arrivals += 1
+        job = Job(
+            spec=spec,
+            arrival=st.arrivals,
+            arrived_at=st.now,
+            footprint=event.footprint,
+            footprint_known=True,
+            utilization=spec.utilization,
+            since=st.now,
+            idle_since=st.now,
+            ready=event.ready or event.holds,
+            iterations_done=event.iterations,
+            attained_s=event.gpu_time_s,
+        )
+        st.tell(job, "JobReturned")
+        st.policy.on_arrived(job)
+        st.jobs[spec.job_id] = job
+        st.emit(AcceptJob(spec.job_id), job)
+        memory.restore(st, job, event)
+
+    def _on_recovery_began(self, event: ev.RecoveryBegan) -> None:
+        self._state.recovering = True
+
+    def _on_recovery_finished(self, event: ev.RecoveryFinished) -> None:
+        self._state.recovering = False
 
     def _on_job_ready(self, event: ev.JobReady) -> None:
         job = self._job(event.job_id, event)

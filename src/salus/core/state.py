@@ -43,6 +43,8 @@ class State:
         self.vacating: set[JobId] = set()
         """Lease holders that are to leave their lane at the next boundary."""
         self.host_used_bytes = 0
+        self.recovering = False
+        """Jobs from before a restart are still coming back."""
         self.timer_at: float | None = None
         self.timer_due: float | None = None
         self.actions: list[Action] = []

@@ -65,6 +65,36 @@ class Attach:
 
 
 @dataclass(frozen=True)
+class Rejoin:
+    """From a launcher, to a service that was started again: its job is still there. Answered with `Registered`."""
+
+    job_id: str
+    token: str
+
+
+@dataclass(frozen=True)
+class Reattach:
+    """From a process of a job, to a service that was started again: where it is. Answered with `Attached`."""
+
+    job_id: str
+    token: str
+    arena: bool
+    holds: bool
+    """It holds the lease of its lane."""
+    waits: bool
+    """It stands at the door for a lease."""
+    lane: int | None
+    persistent_bytes: int
+    """What was reserved for it, as it last heard."""
+    ephemeral_bytes: int
+    internal_bytes: int
+    on_host: bool = False
+    suspended: bool = False
+    iterations: int = 0
+    used_ns: int = 0
+
+
+@dataclass(frozen=True)
 class Ready:
     """The process waits for a lease. What it used so far is on the shared page."""
 
@@ -216,6 +246,8 @@ FROM_CLIENT = (
     Hello,
     Register,
     Attach,
+    Rejoin,
+    Reattach,
     Ready,
     Yielding,
     Yielded,

@@ -28,6 +28,12 @@ class Word(IntEnum):
     """A lease is about to come: look for it rather than sleep."""
     SERVICE_PACKETS = 4
     """Packets sent on the channel of the arena so far."""
+    # What the job tells a service that was started again.
+    LANE = 6
+    """The lane it is in; 0: none."""
+    RESERVED_PERSISTENT = 13
+    RESERVED_EPHEMERAL = 14
+    RESERVED_INTERNAL = 15
     # Written by the job.
     STATE = 8
     ITERATIONS = 9

@@ -26,6 +26,7 @@ class Kind(IntEnum):
     DROP = 4
     LEFT = 5
     PAGED = 6
+    OWN = 7
     # From the service.
     QUOTA = 11
     REFUSED = 12

@@ -40,10 +40,15 @@ class LiveJob:
     growing_since: float = 0.0
     used: dict[str, int] | None = None
     """What its process used, once that is gone."""
+    returning: bool = False
+    """It was here before a restart of the service, and has not come back yet."""
+    had_worker: bool = False
+    may_return: bool = False
+    """Its launcher came back and the process that used the device did not, or not yet."""
     grants: int = 0
     page_orders: int = 0
-    prepared: bool = False
-    """It was told that it may be paged out."""
+    prepared_bytes: int = 0
+    """It was told that so much of it may be paged out."""
     yields_late: bool | None = None
     """It gave its lease up while one of its threads waits for memory; and whether it wants more."""
     reported_iterations: int = 0

@@ -34,6 +34,7 @@ from salus.service.history import History, PastRun, command_key
 from salus.service.job import LiveJob
 from salus.service.journal import Journal
 from salus.service.memory import Lanes, Link
+from salus.service.registry import Registry
 from salus.service.view import describe, footprint_of
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ AWAKE_S = 0.002
 """How long the service stays awake for a yield that was announced."""
 NOTABLE_BYTES = 32 << 20
 """A change of less is not worth a decision."""
+RECOVERY_S = 3.0
+"""How long jobs from before a restart may take to come back."""
 PAGE_OUT_LIMIT_S = 5.0
 SLOWEST_PAGING_BYTES_S = 1 << 30
 """A job that takes longer than this to be paged out is given up on."""
@@ -61,13 +64,20 @@ MEASURE_LIMIT_S = 20.0
 
 class Live:
     def __init__(
-        self, config: GpuConfig, policy: Policy, journal: Journal | None, history: History, on_empty: Callable[[], None]
+        self,
+        config: GpuConfig,
+        policy: Policy,
+        journal: Journal | None,
+        history: History,
+        registry: Registry,
+        on_empty: Callable[[], None],
     ) -> None:
         self.scheduler = Scheduler(config, policy)
         self.lanes = Lanes(self._lane_released)
         self.jobs: dict[str, LiveJob] = {}
         self.ended: dict[str, LiveJob] = {}
-        self._journal, self._history, self._on_empty = journal, history, on_empty
+        self._journal, self._history, self._registry, self._on_empty = journal, history, registry, on_empty
+        self._recovery: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.TimerHandle | None = None
@@ -76,35 +86,51 @@ class Live:
         self._outside_bytes = 0
         self._growing: str | None = None
         """The job whose size is being measured."""
-        self._numbers = 0
         self._holders: dict[str, LiveJob] = {}
 
     # Facts from connections
 
     def register(self, connection: Connection, asked: msg.Register) -> LiveJob:
-        self._numbers += 1
         key = command_key(asked.command, asked.directory)
-        job = LiveJob(
-            str(self._numbers), secrets.token_hex(16), connection.uid, asked, key, time.time(), launcher=connection
-        )
+        token, now = secrets.token_hex(16), time.time()
+        job_id = self._registry.add(token, connection.uid, asked, now)
+        job = LiveJob(job_id, token, connection.uid, asked, key, now, launcher=connection)
         self.jobs[job.job_id] = job
         try:
             actions = self.handle(ev.JobArrived(self._spec(job)))
         except (RequestRejected, ValueError) as error:
-            del self.jobs[job.job_id]
+            self._forget(job)
             raise RequestRejected(str(error)) from None
         refusal = next((action for action in actions if isinstance(action, act.RefuseJob)), None)
         if refusal is not None:
-            del self.jobs[job.job_id]
+            self._forget(job)
             raise RequestRejected(f"job {job.asked.name} cannot run on this device: {refusal.reason}")
         log.info("job %s (%s) was registered by process %d", job.job_id, asked.name, connection.pid)
         return job
 
-    def attach(self, connection: Connection, asked: msg.Attach) -> LiveJob:
-        job = self.jobs.get(asked.job_id)
-        if job is None or not secrets.compare_digest(job.token, asked.token) or connection.uid != job.uid:
+    def _forget(self, job: LiveJob) -> None:
+        del self.jobs[job.job_id]
+        self._registry.remove(job.job_id)
+
+    def _of(self, connection: Connection, job_id: str, token: str) -> LiveJob:
+        job = self.jobs.get(job_id)
+        if job is None or not secrets.compare_digest(job.token, token) or connection.uid != job.uid:
             # One answer for all of these: who has no token learns nothing about whose job it is.
-            raise NoSuchJob(f"there is no job {asked.job_id:.40} that this process belongs to")
+            raise NoSuchJob(f"there is no job {job_id:.40} that this process belongs to")
+        return job
+
+    def attach(self, connection: Connection, asked: msg.Attach) -> LiveJob:
+        job = self._of(connection, asked.job_id, asked.token)
+        if job.returning:
+            # It was registered before the restart, and begins to use the device now.
+            self._arrive_again(job)
+        self._open(connection, job, asked.arena)
+        if job.link is not None:
+            self._admit(job)
+        return job
+
+    def _open(self, connection: Connection, job: LiveJob, arena: bool) -> None:
+        """The page, the event and the channel of a process that uses the device."""
         if job.worker is not None or self._still_uses_memory(job):
             raise RequestRejected(
                 f"job {job.job_id} uses the device from another process already; this one runs unmanaged"
@@ -116,7 +142,7 @@ class Live:
         try:
             job.page, job.page_descriptor = Page.create()
             job.grant_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            if asked.arena:
+            if arena:
                 job.pidfd = os.pidfd_open(connection.pid)
                 job.link = self._link(job, job.page)
         except OSError as error:
@@ -132,8 +158,113 @@ class Live:
         connection.send(msg.Attached(job.job_id), tuple(descriptors))
         if job.link is not None:
             job.link.close_theirs()
-            self._admit(job)
+        self._registry.attached(job.job_id)
+        self._note_place(job)
+
+    def _note_place(self, job: LiveJob) -> None:
+        """On the job's page: what it tells a service that is started again."""
+        core = self.scheduler.jobs.get(job.job_id)
+        if core is None or job.page is None:
+            return
+        words = job.page.words
+        words[Word.LANE] = core.lane or 0
+        words[Word.RESERVED_PERSISTENT] = core.footprint.persistent_bytes
+        words[Word.RESERVED_EPHEMERAL] = core.footprint.ephemeral_bytes
+        words[Word.RESERVED_INTERNAL] = core.footprint.internal_bytes
+
+    # After a restart
+
+    def recover(self) -> None:
+        """Jobs of the service before us are given a moment to come back; until then nobody gets anything."""
+        for saved in self._registry.all():
+            key = command_key(saved.asked.command, saved.asked.directory)
+            job = LiveJob(saved.job_id, saved.token, saved.uid, saved.asked, key, saved.submitted_at, launcher=None)
+            job.returning, job.had_worker = True, saved.attached
+            self.jobs[job.job_id] = job
+        if self.jobs:
+            log.info("waits for %d jobs from before to come back", len(self.jobs))
+            self._decide(ev.RecoveryBegan())
+            self._recovery = self._loop.call_later(RECOVERY_S, self._end_recovery)
+
+    def rejoin(self, connection: Connection, asked: msg.Rejoin) -> LiveJob:
+        job = self._of(connection, asked.job_id, asked.token)
+        if job.launcher is not None:
+            raise RequestRejected(f"job {job.job_id} has a launcher already")
+        job.launcher = connection
+        self._end_recovery_if_all_are_back()
         return job
+
+    def reattach(self, connection: Connection, asked: msg.Reattach) -> LiveJob:
+        job = self._of(connection, asked.job_id, asked.token)
+        if not (job.returning or job.may_return):
+            # It was cut off by this very service. Others may use what it has mapped.
+            raise RequestRejected(f"job {job.job_id} lost its connection; this process runs unmanaged")
+        job.may_return = False
+        if job.job_id in self.scheduler.jobs:
+            # It was believed to have nothing: its launcher came back in time, and it did not.
+            self._decide(ev.JobLeft(job.job_id))
+        job.returning = False
+        self._open(connection, job, asked.arena)
+        capacity = self.scheduler.config.capacity_bytes
+        sizes = (asked.persistent_bytes, asked.ephemeral_bytes, asked.internal_bytes)
+        footprint = Footprint(*(min(max(0, size), capacity) for size in sizes))
+        job.reported_iterations, job.reported_ns = max(0, asked.iterations), max(0, asked.used_ns)
+        recovering = self._recovery is not None
+        if job.link is not None:
+            job.link.suspended = asked.suspended
+        if asked.holds:
+            self._holders[job.job_id] = job
+        self._decide(
+            ev.JobReturned(
+                replace(self._spec(job), footprint=footprint),
+                footprint,
+                lane_id=asked.lane if recovering and not asked.on_host else None,
+                on_host=asked.on_host,
+                mid_iteration=asked.suspended,
+                holds=asked.holds,
+                ready=asked.waits,
+                iterations=job.reported_iterations,
+                gpu_time_s=job.reported_ns / 1e9,
+            )
+        )
+        job.started_at = job.started_at or time.time()
+        job.measured = True
+        log.info("job %s (%s) is back", job.job_id, job.asked.name)
+        self._end_recovery_if_all_are_back()
+        return job
+
+    def _end_recovery_if_all_are_back(self) -> None:
+        missing = [job for job in self.jobs.values() if job.returning and (job.had_worker or job.launcher is None)]
+        if self._recovery is not None and not missing:
+            self._recovery.cancel()
+            # Not within the message that brought the last one back.
+            self._recovery = self._loop.call_soon(self._end_recovery)
+
+    def _end_recovery(self) -> None:
+        self._recovery = None
+        for job in [job for job in self.jobs.values() if job.returning]:
+            if job.launcher is not None:
+                job.may_return = job.had_worker
+                self._arrive_again(job)
+            else:
+                log.info("job %s (%s) did not come back", job.job_id, job.asked.name)
+                self._end_unseen(job)
+        self.handle(ev.RecoveryFinished())
+        if not self.jobs:
+            self._on_empty()
+
+    def _arrive_again(self, job: LiveJob) -> None:
+        """It has nothing on the device, as far as is known."""
+        job.returning = False
+        self._decide(ev.JobArrived(self._spec(job)))
+
+    def _end_unseen(self, job: LiveJob) -> None:
+        job.returning = False
+        job.finished_at = time.time()
+        self._forget(job)
+        self.ended[job.job_id] = job
+        for waiter in job.waiters:
+            waiter.send(msg.Ended(job.job_id, job.exit_code))
 
     def _link(self, job: LiveJob, page: Page) -> Link:
         def want() -> None:
@@ -250,11 +381,16 @@ class Live:
 
     def launcher_lost(self, job: LiveJob) -> None:
         job.launcher = None
-        if job.worker is None:
+        if job.worker is None and not job.returning:
             self.end(job, None)
 
     def end(self, job: LiveJob, exit_code: int | None) -> None:
         if self.jobs.get(job.job_id) is not job:
+            return
+        if job.returning:
+            job.exit_code = exit_code
+            self._end_unseen(job)
+            self._end_recovery_if_all_are_back()
             return
         if self._still_uses_memory(job):
             # What was started is done, and something it started in turn is not.
@@ -270,7 +406,7 @@ class Live:
         job.finished_at, job.exit_code = time.time(), exit_code
         self._holders.pop(job.job_id, None)
         self._decide(ev.JobLeft(job.job_id))
-        del self.jobs[job.job_id]
+        self._forget(job)
         self.ended[job.job_id] = job
         while len(self.ended) > KEPT_ENDED:
             del self.ended[next(iter(self.ended))]
@@ -368,11 +504,13 @@ class Live:
             case act.AdmitJob(job_id):
                 job = self.jobs[job_id]
                 self._admit(job)
+                self._note_place(job)
                 if job.launcher is not None and job.last_queued is not None:
                     job.launcher.send(msg.Admitted())
                     job.last_queued = None
             case act.AllowGrowth(job_id):
                 self._admit(self.jobs[job_id])
+                self._note_place(self.jobs[job_id])
                 self._loop.call_soon(self._yield_late, self.jobs[job_id])
             case act.RefuseGrowth(job_id):
                 link = self.jobs[job_id].link
@@ -381,6 +519,7 @@ class Live:
                 self._loop.call_soon(self._yield_late, self.jobs[job_id])
             case act.LeaveLane(job_id):
                 job = self.jobs[job_id]
+                self._note_place(job)
                 if job.link is not None:
                     job.link.enter_lane(None)
                     if job.worker is not None:
@@ -553,7 +692,9 @@ class Live:
         """
         ours = 0
         for job in list(self.jobs.values()):
-            core = self.scheduler.jobs[job.job_id]
+            core = self.scheduler.jobs.get(job.job_id)
+            if core is None:
+                continue
             used = used_by.get(job.worker.pid, 0) if job.worker is not None else 0
             ours += used
             if job.page is None or not used:
@@ -616,9 +757,12 @@ class Live:
         """Somebody waits for memory. Making host memory ready takes ten times as long as filling it."""
         if not self.scheduler.config.host_bytes or not self._host_takes_all():
             return
-        for job in self._holders.values():
-            if job.link is not None and job.worker is not None and not job.prepared:
-                job.prepared = True
+        for job in self.jobs.values():
+            if job.link is None or job.worker is None or job.page is None:
+                continue
+            more_bytes = job.page.words[Word.PRIVATE_BYTES] - job.prepared_bytes
+            if more_bytes >= NOTABLE_BYTES:
+                job.prepared_bytes += more_bytes
                 job.link.prepare()
                 job.worker.send(msg.Look())
 

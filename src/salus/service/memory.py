@@ -358,6 +358,8 @@ class Link:
                 lane_id = self._moves.pop(record.b, None)
                 if lane_id is not None and lane_id not in self._moves.values():
                     self._lanes.left(lane_id, self.job_id)
+            case Kind.OWN:
+                self._own.add(record.slot)
             case Kind.PAGED:
                 done = bool(record.a)
                 if record.slot == Kind.PAGE_OUT and self.suspended:

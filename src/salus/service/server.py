@@ -33,6 +33,7 @@ from salus.service.history import History
 from salus.service.job import LiveJob
 from salus.service.journal import Journal
 from salus.service.live import Live
+from salus.service.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +82,14 @@ class Server:
         policy = load_policy(options.policy)
         self._history = History(options.state / "history.sqlite")
         self._journal = Journal(journal_folder, options.config, policy) if options.journal else None
-        self.live = Live(options.config, policy, self._journal, self._history, self._emptied)
+        self._registry = Registry(options.state / "jobs.sqlite")
+        self.live = Live(options.config, policy, self._journal, self._history, self._registry, self._emptied)
         self._answers: dict[type, Callable[[Connection, Any], None]] = {
             msg.Hello: self._on_hello,
             msg.Register: self._on_register,
             msg.Attach: self._on_attach,
+            msg.Rejoin: self._on_rejoin,
+            msg.Reattach: self._on_reattach,
             msg.Ready: self._on_ready,
             msg.Yielding: self._on_yielding,
             msg.Yielded: self._on_yielded,
@@ -113,6 +117,7 @@ class Server:
         chores = [asyncio.create_task(self._flush_now_and_then())]
         if self._options.gpu is not None:
             chores.append(asyncio.create_task(self._watch_gpu(self._options.gpu)))
+        self.live.recover()
         if self._options.linger:
             self._linger = self._loop.call_later(10 * LINGER_S, self._end_if_empty)
         started()
@@ -135,6 +140,8 @@ class Server:
             if self._journal is not None:
                 self._journal.close()
             self._history.close()
+            # They go on unmanaged; nobody comes back.
+            self._registry.close(forget=True)
             self._lock.close()
         return 1 if self._journal is not None and self._journal.broken else 0
 
@@ -212,6 +219,18 @@ class Server:
         if connection in self._workers:
             raise msg.ProtocolError("a second attach on one connection")
         self._workers[connection] = self.live.attach(connection, message)
+
+    def _on_rejoin(self, connection: Connection, message: msg.Rejoin) -> None:
+        if connection in self._launchers:
+            raise msg.ProtocolError("a second job on one connection")
+        job = self.live.rejoin(connection, message)
+        self._launchers[connection] = job
+        connection.send(msg.Registered(job.job_id, job.token))
+
+    def _on_reattach(self, connection: Connection, message: msg.Reattach) -> None:
+        if connection in self._workers:
+            raise msg.ProtocolError("a second attach on one connection")
+        self._workers[connection] = self.live.reattach(connection, message)
 
     def _on_ready(self, connection: Connection, message: msg.Ready) -> None:
         self.live.ready(self._worker(connection))

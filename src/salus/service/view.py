@@ -63,6 +63,8 @@ def footprint_of(scheduler: Scheduler, job: LiveJob) -> dict[str, int]:
 
 
 def _state(job: LiveJob, core: Job | None) -> str:
+    if job.returning:
+        return "returning"
     if core is None:
         return "cancelled" if job.cancelled else "done" if job.exit_code == 0 else "failed"
     if core.phase is not Phase.RESIDENT:
