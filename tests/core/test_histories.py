@@ -20,7 +20,7 @@ POLICIES = [*sorted(CLASSES), "fair:by=memory", "srtf:fill=off"]
 
 # Long histories of many jobs: the interesting states need several jobs that get in each other's way.
 EVERYTHING = (
-    "arrive arrive arrive arrive ready ready idle run run run run run answer answer answer fails timer wait leave "
+    "arrive arrive arrive arrive ready ready idle run run run run run answer answer answer fails stuck timer wait leave "
     "want want measure utilize policy"
 ).split()
 WITHIN_FOOTPRINTS = [what for what in EVERYTHING if what not in ("want", "measure")]
@@ -69,6 +69,8 @@ def play(world: World, history: History) -> None:
                 world.iterate(runner, gpu_time_s=0.01 * (1 + which % 5), iterations=1)
         elif job_id is None:
             continue
+        elif what == "stuck":
+            world.send(ev.JobStuck(job_id, which % 2 == 0))
         elif what == "leave":
             world.leave(job_id)
         elif what == "ready":

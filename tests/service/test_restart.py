@@ -122,7 +122,7 @@ def test_memory_is_kept_through_restarts(serve, kills, monkeypatch):
         service.kill()
         service.start()
     for job in jobs:
-        output, errors = job.communicate(timeout=60)
+        errors = job.communicate(timeout=60)[1]
         assert job.returncode == 0, errors
         assert "unmanaged" not in errors
     eventually(lambda: service.status()["jobs"] == 0, "all have ended")

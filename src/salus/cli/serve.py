@@ -44,6 +44,10 @@ def serve(
             help="Memory of the host for jobs that are paged out; 0: none are. Default: half of what is available.",
         ),
     ] = None,
+    stuck_after: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="A job that ends no iteration for this long holds nobody else up; 0: never."),
+    ] = "60s",
     journal: Annotated[bool, typer.Option(help="Keep a journal of every decision, for salus replay.")] = True,
     on_stop: Annotated[
         str, typer.Option(metavar="release|drain", help="What SIGTERM does: jobs go on unmanaged, or are waited for.")
@@ -78,6 +82,7 @@ def serve(
         policy=policy,
         journal=journal,
         linger=linger,
+        stuck_after_s=parsed("--stuck-after", parse_duration, stuck_after),
         on_stop=on_stop,
     )
 

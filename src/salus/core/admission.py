@@ -69,7 +69,8 @@ def explain(st: State, job: Job) -> Waiting | None:
     assert job.lane is not None
     holder = st.leases[job.lane].holder
     if holder is not None:
-        return Waiting(WaitReason.TURN, f"job {holder.job_id} runs in lane {job.lane}")
+        stuck = f", and has passed no boundary for long; salus cancel {holder.job_id} ends it" if holder.stuck else ""
+        return Waiting(WaitReason.TURN, f"job {holder.job_id} runs in lane {job.lane}{stuck}")
     return Waiting(WaitReason.SHARE, f"policy {st.policy} runs others now")
 
 

@@ -98,6 +98,14 @@ class MemoryWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class JobStuck:
+    """A lease holder has passed no boundary for long; or, with `stuck` false, it has at last."""
+
+    job_id: JobId
+    stuck: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class JobLeft:
     """The job ended or died, and its own memory is gone from the GPU."""
 
@@ -157,6 +165,7 @@ Event = (
     | FootprintChanged
     | UtilizationMeasured
     | MemoryWanted
+    | JobStuck
     | JobLeft
     | PageOutFinished
     | PageOutFailed

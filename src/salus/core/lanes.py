@@ -45,9 +45,11 @@ class Lane:
     held_bytes: int
     needs: dict[JobId, int] = field(default_factory=dict)
     """Ephemeral bytes of each job in the lane."""
+    stuck: bool = False
+    """Whoever runs in it does not come to an end: nobody is sent there."""
 
     def copy(self, held_bytes: int) -> Lane:
-        return Lane(self.lane_id, self.owner, self.size_bytes, held_bytes, dict(self.needs))
+        return Lane(self.lane_id, self.owner, self.size_bytes, held_bytes, dict(self.needs), self.stuck)
 
 
 class LaneTable:
@@ -90,7 +92,9 @@ class LaneTable:
             return None
         if ephemeral_bytes <= free:
             return Place(Step.NEW, None, ephemeral_bytes)
-        joinable = [lane for lane in self.lanes.values() if self.share_between_users or lane.owner == owner]
+        joinable = [
+            lane for lane in self.lanes.values() if (self.share_between_users or lane.owner == owner) and not lane.stuck
+        ]
         large = [lane for lane in joinable if lane.size_bytes >= ephemeral_bytes]
         if large:
             best = min(large, key=lambda lane: (lane.size_bytes, len(lane.needs), lane.lane_id))
@@ -159,6 +163,11 @@ class LaneTable:
         lane = self.lanes[lane_id]
         lane.needs[job_id] = ephemeral_bytes
         self._fit(lane)
+
+    def set_stuck(self, lane_id: LaneId, stuck: bool) -> None:
+        self.lanes[lane_id].stuck = stuck
+        if not stuck:
+            self.freed += 1
 
     def growth_bytes(self, lane_id: LaneId, ephemeral_bytes: int) -> int:
         """What a lane would take from the free memory to serve a need of this size."""

@@ -37,6 +37,13 @@ def end_lease(st: State, job: Job) -> None:
     if job.lease is not Lease.NONE:
         job.lease = Lease.NONE
         st.leases[_lane(job)].holder = None
+        set_stuck(st, job, False)
+
+
+def set_stuck(st: State, job: Job, stuck: bool) -> None:
+    if job.stuck != stuck:
+        job.stuck = stuck
+        st.lanes.set_stuck(_lane(job), stuck)
 
 
 def serve(st: State, job: Job, gpu_time_s: float, iterations: int) -> None:
@@ -54,7 +61,7 @@ def first_of_each_lane(st: State) -> list[Entry]:
     """The job each lane would run next, in lease order over all lanes."""
     entries = []
     for lane in st.leases.values():
-        if lane.holder is None or not lane.holder.stalled:
+        if lane.holder is None or not (lane.holder.stalled or lane.holder.stuck):
             entry = lane.ready.first_entry(besides=st.vacating)
             if entry is not None:
                 entries.append(entry)

@@ -49,6 +49,7 @@ def settle(st: State) -> None:
     st.vacating.clear()
     if st.growing and not _grow(st):
         return
+    _leave_stuck_lanes(st)
     if len(st.waiting):
         _admit_waiting(st)
     else:
@@ -446,6 +447,19 @@ def _spread(st: State) -> None:
             _leave_lane(st, job, announce=True)
             _enter_lane(st, job, Place(Step.NEW, None, need))
             leases.start_competing(st, job)
+
+
+def _leave_stuck_lanes(st: State) -> None:
+    """Those that wait behind a job that does not come to an end go to another lane, where there is room."""
+    for lane_id, lane in list(st.leases.items()):
+        if lane.holder is None or not lane.holder.stuck:
+            continue
+        for job in [job for job in lane.ready if job is not lane.holder]:
+            place = st.lanes.find(0, job.footprint.ephemeral_bytes, job.spec.owner)
+            if place is not None and place.lane_id != lane_id:
+                _leave_lane(st, job, announce=True)
+                _enter_lane(st, job, place)
+                leases.start_competing(st, job)
 
 
 # Growth

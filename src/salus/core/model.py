@@ -165,6 +165,8 @@ class Job:
     """A larger footprint that was asked for and not granted yet. Until it is, the job gets no new lease."""
     stalled: bool = False
     """Blocked in an allocation, in the middle of an iteration, until it has what it wants."""
+    stuck: bool = False
+    """It holds a lease and has passed no boundary for long. Nobody counts on it."""
     mid_iteration: bool = False
     """Paged out while stalled in an allocation: its part of the lane is on the host too."""
 

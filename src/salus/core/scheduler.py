@@ -38,6 +38,7 @@ class Scheduler:
             ev.FootprintChanged: self._on_footprint_changed,
             ev.UtilizationMeasured: self._on_utilization_measured,
             ev.MemoryWanted: self._on_memory_wanted,
+            ev.JobStuck: self._on_job_stuck,
             ev.JobLeft: self._on_job_left,
             ev.PageOutFinished: self._on_page_out_finished,
             ev.PageOutFailed: self._on_page_out_failed,
@@ -239,6 +240,11 @@ class Scheduler:
             st.emit(AllowGrowth(job.job_id, job.footprint), job)
         else:
             memory.want(st, job, event.footprint, stalled=True)
+
+    def _on_job_stuck(self, event: ev.JobStuck) -> None:
+        job = self._job(event.job_id, event)
+        if job.lease is not Lease.NONE:
+            leases.set_stuck(self._state, job, event.stuck)
 
     def _on_job_left(self, event: ev.JobLeft) -> None:
         self._forget(self._job(event.job_id, event))

@@ -51,6 +51,9 @@ class LiveJob:
     """It was told that so much of it may be paged out."""
     yields_late: bool | None = None
     """It gave its lease up while one of its threads waits for memory; and whether it wants more."""
+    boundaries: int = 0
+    boundary_at: float = 0.0
+    """When it was last seen to have passed one."""
     reported_iterations: int = 0
     reported_ns: int = 0
     started_at: float | None = None

@@ -712,6 +712,22 @@ class Live:
             self._outside_bytes = outside
             self.handle(ev.OutsideMemoryChanged(outside))
 
+    def look_for_stuck(self, after_s: float) -> None:
+        """Lease holders that pass no boundary: an endless loop, a breakpoint, Ctrl-Z."""
+        now = self._loop.time()
+        for job in list(self._holders.values()):
+            core = self.scheduler.jobs[job.job_id]
+            if job.page is None:
+                continue
+            boundaries = job.page.words[Word.BOUNDARIES]
+            if boundaries != job.boundaries:
+                job.boundaries, job.boundary_at = boundaries, now
+            stuck = now > max(job.boundary_at, core.granted_at) + after_s
+            if stuck != core.stuck:
+                if stuck:
+                    log.warning("job %s (%s) has passed no boundary for %g s", job.job_id, job.asked.name, after_s)
+                self.handle(ev.JobStuck(job.job_id, stuck))
+
     def _lane_released(self, lane_id: int, size_bytes: int) -> None:
         # Not from inside the decision that it is the answer to.
         self._loop.call_soon(self._decide, ev.LaneReleased(lane_id, size_bytes))

@@ -60,6 +60,8 @@ class Options:
     """None: the host device."""
     room_bytes: int = 0
     """What there was to share on the GPU when we looked."""
+    stuck_after_s: float = 60.0
+    """A lease holder that passes no boundary for this long is stuck; 0: none ever is."""
     on_stop: str = "release"
     """What SIGTERM does to jobs: `release` lets them go on unmanaged, `drain` waits for them."""
 
@@ -114,7 +116,8 @@ class Server:
         self._loop.add_reader(listener.fileno(), self._accept, listener)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop, self._options.on_stop == "drain")
-        chores = [asyncio.create_task(self._flush_now_and_then())]
+        chores = [asyncio.create_task(self._look_for_stuck())]
+        chores += [asyncio.create_task(self._flush_now_and_then())]
         if self._options.gpu is not None:
             chores.append(asyncio.create_task(self._watch_gpu(self._options.gpu)))
         self.live.recover()
@@ -317,6 +320,12 @@ class Server:
             await asyncio.sleep(WATCH_S)
             used_by, used_bytes = await asyncio.to_thread(nvml.usage, gpu)
             self.live.gpu_seen(used_by, used_bytes - gpu.used_bytes, self._options.room_bytes)
+
+    async def _look_for_stuck(self) -> None:
+        after_s = self._options.stuck_after_s
+        while after_s > 0:
+            await asyncio.sleep(min(1.0, after_s / 4))
+            self.live.look_for_stuck(after_s)
 
     async def _flush_now_and_then(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pwd
 from typing import Any
 
+from salus.core.admission import Waiting
 from salus.core.model import Job, Lease, Phase
 from salus.core.scheduler import Scheduler
 from salus.protocol.page import Word
@@ -19,7 +20,7 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
         "name": job.asked.name,
         "user": _user_name(job.uid),
         "state": _state(job, core),
-        "wait_reason": why.text if why is not None else None,
+        "wait_reason": _reason(job, core, why),
         "position": why.position if why is not None else None,
         "lane": core.lane if core is not None else None,
         "priority": job.asked.priority,
@@ -70,10 +71,16 @@ def _state(job: LiveJob, core: Job | None) -> str:
     if core.phase is not Phase.RESIDENT:
         return str(core.phase.value)
     if core.lease is not Lease.NONE:
-        return "running"
+        return "stuck" if core.stuck else "running"
     if core.ready:
         return "ready"
     return "starting" if job.started_at is None else "idle"
+
+
+def _reason(job: LiveJob, core: Job | None, why: Waiting | None) -> str | None:
+    if core is not None and core.stuck:
+        return f"has passed no boundary for long; salus cancel {job.job_id} ends it"
+    return why.text if why is not None else None
 
 
 def _user_name(uid: int) -> str:

@@ -1,0 +1,34 @@
+"""A lease holder that does not come to an end."""
+
+from __future__ import annotations
+
+from salus.core import events as ev
+from tests.core.world import World, footprint
+
+
+def test_nobody_is_sent_to_a_lane_whose_holder_is_stuck():
+    world = World("rr", capacity=16)
+    world.arrive("a", footprint(1, 10))
+    world.arrive("b", footprint(1, 3))
+    assert world.lane_of("b") != world.lane_of("a"), "there is room for another lane"
+    world.arrive("c", footprint(1, 4))
+    assert world.lane_of("c") == world.lane_of("a"), "too large for the other, and it fits"
+    world.send(ev.JobStuck("a"))
+    assert world.lane_of("c") is None or world.lane_of("c") == world.lane_of("a"), "no room: it stays where it is"
+    world.leave("b")
+    world.answer_all()
+    assert world.lane_of("c") != world.lane_of("a"), "now there is"
+    assert "c" in world.running()
+
+
+def test_a_stuck_holder_that_comes_to_a_boundary_is_as_good_as_any():
+    world = World("rr", capacity=16)
+    world.arrive("a", footprint(1, 10))
+    world.arrive("b", footprint(1, 10))
+    assert world.running() == ["a"]
+    world.send(ev.JobStuck("a"))
+    assert world.lane_of("b") == world.lane_of("a")
+    world.iterate("a")
+    assert world.running() == ["b"]
+    assert not world.scheduler.jobs["a"].stuck
+    world.drain()
