@@ -602,6 +602,16 @@ int salus_arena_settle(void) {
     return 0;
 }
 
+int salus_arena_scrub(void) {
+    int status = 0;
+    ENTER;
+    for (unsigned slot = 0; arena.device && arena.page[SCRUB] && slot < arena.top && !status; slot++)
+        if (arena.slots[slot].state == SHARED)
+            status = CALL(fill, arena.lane_base + salus_slot_offset(slot), salus_slot_size(slot), 0) ? -1 : 0;
+    LEAVE;
+    return status;
+}
+
 int come_back_alone(void) {
     int status;
     for (unsigned slot = arena.top; slot-- > 0;)

@@ -51,6 +51,7 @@ enum {
 /* Words of the shared page (protocol/page.py). */
 enum {
     SERVICE_PACKETS = 4,
+    SCRUB = 7,
     PRIVATE_BYTES = 16,
     PROMOTED_BYTES = 17,
     LANE_BYTES = 18,
@@ -86,6 +87,8 @@ EXPORTED int salus_arena_yield(const uint64_t *ranges, size_t count);
 EXPORTED int salus_arena_would_promote(const uint64_t *ranges, size_t count);
 /* Then, once the device is idle: gives back what was private and has been empty for a while. */
 EXPORTED int salus_arena_settle(void);
+/* And if the service says so, clears what it leaves in the lane. -1 if that cannot be done: the lease must be kept. */
+EXPORTED int salus_arena_scrub(void);
 /* The service is gone and this job holds no lease: gives the lane up and backs its segments with memory of its own. */
 EXPORTED int salus_arena_detach(void);
 /* The service does not come back: nobody is waited for any more. */

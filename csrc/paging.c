@@ -196,6 +196,9 @@ static void forget_stage(const struct unit *unit) {
 
 static int swap_out(const struct unit *unit) {
     uint64_t handle = *unit->handle;
+    int shared = unit->slot && unit->slot->state == SHARED;
+    if (shared && arena.page[SCRUB] && CALL(fill, unit->address, unit->size, 0))
+        return -1;
     if (CALL(unmap, unit->address, unit->size))
         return -1;
     if (map_and_allow(unit->address, unit->size, unit->home->handle)) {
@@ -204,7 +207,7 @@ static int swap_out(const struct unit *unit) {
         return -1;
     }
     set_out(unit, 1);
-    if (unit->slot && unit->slot->state == SHARED) {
+    if (shared) {
         if (unit->slot->made)
             arena.made_bytes -= unit->size;
         *unit->slot = (struct slot){.state = SAVED, .out = 1, .home = unit->slot->home};

@@ -20,8 +20,8 @@ POLICIES = [*sorted(CLASSES), "fair:by=memory", "srtf:fill=off"]
 
 # Long histories of many jobs: the interesting states need several jobs that get in each other's way.
 EVERYTHING = (
-    "arrive arrive arrive arrive ready ready idle run run run run run answer answer answer fails stuck timer wait leave "
-    "want want measure utilize policy"
+    "arrive arrive arrive arrive ready ready idle run run run run run answer answer answer fails stuck timer wait "
+    "leave want want measure utilize policy"
 ).split()
 WITHIN_FOOTPRINTS = [what for what in EVERYTHING if what not in ("want", "measure")]
 NEEDS = st.tuples(st.integers(0, 12), st.integers(0, 14), st.integers(0, 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pwd
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,19 @@ def serve(
         str,
         typer.Option(metavar="TIME", help="A job that ends no iteration for this long holds nobody else up; 0: never."),
     ] = "60s",
+    users: Annotated[
+        str, typer.Option(metavar="NAMES|all", help="Other users who may run jobs here, separated by commas.")
+    ] = "",
+    visible: Annotated[bool, typer.Option("--visible", help="Let users see one another's jobs.")] = False,
+    share_lanes_between_users: Annotated[
+        bool,
+        typer.Option(
+            "--share-lanes-between-users", help="Jobs of several users in one lane; each clears what it leaves there."
+        ),
+    ] = False,
+    scrub: Annotated[
+        bool, typer.Option("--scrub", help="Clear what a job leaves in its lane at every switch.")
+    ] = False,
     journal: Annotated[bool, typer.Option(help="Keep a journal of every decision, for salus replay.")] = True,
     on_stop: Annotated[
         str, typer.Option(metavar="release|drain", help="What SIGTERM does: jobs go on unmanaged, or are waited for.")
@@ -76,12 +90,16 @@ def serve(
             capacity_bytes=size,
             quantum_s=parsed("--quantum", parse_duration, quantum),
             host_bytes=_host_bytes(host_memory),
+            share_lanes_between_users=share_lanes_between_users,
         ),
         gpu=chosen,
         room_bytes=room_bytes,
         policy=policy,
         journal=journal,
         linger=linger,
+        users=_users(users),
+        visible=visible,
+        scrub=scrub,
         stuck_after_s=parsed("--stuck-after", parse_duration, stuck_after),
         on_stop=on_stop,
     )
@@ -112,6 +130,19 @@ def _room(gpu: Gpu | None, reserve_bytes: int) -> int:
     if gpu is None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return gpu.total_bytes - gpu.used_bytes - reserve_bytes
+
+
+def _users(names: str) -> frozenset[int] | None:
+    """Their numbers; None: everyone."""
+    if names == "all":
+        return None
+    found = set()
+    for name in filter(None, names.split(",")):
+        try:
+            found.add(int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            raise RequestRejected(f"--users: there is no user {name!r} here; write names separated by commas") from None
+    return frozenset(found)
 
 
 def _host_bytes(asked: str | None) -> int:

@@ -99,7 +99,7 @@ class Arena:
         wait()
         if status == 1:
             self._c.salus_arena_settle()
-        return bool(status >= 0)
+        return bool(status >= 0 and self._c.salus_arena_scrub() == 0)
 
     def detach(self) -> bool:
         """The service is gone: memory of its own instead of the lane's. False: there is not enough; try again."""

@@ -28,6 +28,8 @@ class Word(IntEnum):
     """A lease is about to come: look for it rather than sleep."""
     SERVICE_PACKETS = 4
     """Packets sent on the channel of the arena so far."""
+    SCRUB = 7
+    """What the job leaves in its lane is cleared before another job has it: that one may be another user's."""
     # What the job tells a service that was started again.
     LANE = 6
     """The lane it is in; 0: none."""

@@ -71,6 +71,8 @@ class Live:
         history: History,
         registry: Registry,
         on_empty: Callable[[], None],
+        *,
+        scrub: bool = False,
     ) -> None:
         self.scheduler = Scheduler(config, policy)
         self.lanes = Lanes(self._lane_released)
@@ -78,6 +80,7 @@ class Live:
         self.ended: dict[str, LiveJob] = {}
         self._journal, self._history, self._registry, self._on_empty = journal, history, registry, on_empty
         self._recovery: asyncio.Handle | None = None
+        self._scrub = scrub
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.TimerHandle | None = None
@@ -335,6 +338,7 @@ class Live:
                 self._decide(ev.JobIdled(job.job_id))
             return
         self._report_others(None)
+        self._drop_what_it_left(job)
         job.worker = None
         self._holders.pop(job.job_id, None)
         job.used = footprint_of(self.scheduler, job)
@@ -397,6 +401,7 @@ class Live:
             job.ends_with = job.ends_with or (exit_code,)
             return
         self._report_others(None)
+        self._drop_what_it_left(job)
         core = self.scheduler.jobs[job.job_id]
         job.final = {
             "iterations": core.iterations_done,
@@ -623,9 +628,30 @@ class Live:
         if job.link is None or core is None or core.lane is None:
             return
         job.link.enter_lane(core.lane)
+        self._isolate(job, core.lane)
         job.link.set_quota(core.footprint.persistent_bytes, core.footprint.ephemeral_bytes)
         if job.link.wanted is not None:
             self._loop.call_soon(self._wanted, job)
+
+    def _isolate(self, job: LiveJob, lane_id: int) -> None:
+        """In a lane of several users, each clears what it leaves; and nobody finds what was there before that began."""
+        lane = self.lanes.get(lane_id)
+        if job.uid not in lane.users:
+            if lane.users:
+                lane.drop_all()
+            lane.users.add(job.uid)
+        for other in self.jobs.values():
+            core = self.scheduler.jobs.get(other.job_id)
+            if core is not None and core.lane == lane_id and other.page is not None:
+                other.page.words[Word.SCRUB] = int(self._scrub or len(lane.users) > 1)
+
+    def _drop_what_it_left(self, job: LiveJob) -> None:
+        """A process that died in the middle of an iteration has cleared nothing."""
+        core = self.scheduler.jobs[job.job_id]
+        if core.lane is not None and job.link is not None:
+            lane = self.lanes.get(core.lane)
+            if self._scrub or len(lane.users) > 1:
+                lane.drop_all()
 
     def _wanted(self, job: LiveJob) -> None:
         """The job waits in an allocation. It gets a little more than it asks for, so as not to ask every time."""

@@ -54,6 +54,14 @@ class PhysicalLane:
     """Jobs that were told to unmap it and have not said that they did."""
     size_bytes: int = 0
     closed: bool = False
+    users: set[int] = field(default_factory=set)
+    """Whose data may be in it."""
+
+    def drop_all(self) -> None:
+        """Nobody gets to see what is in it: whoever runs next makes chunks of its own, which begin empty."""
+        self.changes += 1
+        for slot in self.slots.values():
+            slot.put(-1)
 
     def cut(self, size_bytes: int) -> None:
         """Lets go of what lies beyond."""

@@ -60,6 +60,12 @@ class Options:
     """None: the host device."""
     room_bytes: int = 0
     """What there was to share on the GPU when we looked."""
+    users: frozenset[int] | None = frozenset()
+    """Other users who may run jobs here; None: everyone."""
+    visible: bool = False
+    """Everyone sees everyone's jobs."""
+    scrub: bool = False
+    """What a job leaves in its lane is cleared at every switch."""
     stuck_after_s: float = 60.0
     """A lease holder that passes no boundary for this long is stuck; 0: none ever is."""
     on_stop: str = "release"
@@ -85,7 +91,15 @@ class Server:
         self._history = History(options.state / "history.sqlite")
         self._journal = Journal(journal_folder, options.config, policy) if options.journal else None
         self._registry = Registry(options.state / "jobs.sqlite")
-        self.live = Live(options.config, policy, self._journal, self._history, self._registry, self._emptied)
+        self.live = Live(
+            options.config,
+            policy,
+            self._journal,
+            self._history,
+            self._registry,
+            self._emptied,
+            scrub=options.scrub,
+        )
         self._answers: dict[type, Callable[[Connection, Any], None]] = {
             msg.Hello: self._on_hello,
             msg.Register: self._on_register,
@@ -110,7 +124,12 @@ class Server:
         with contextlib.suppress(FileNotFoundError):
             self._options.socket.unlink()
         listener.bind(str(self._options.socket))
-        self._options.socket.chmod(0o600)
+        if self._options.users == frozenset():
+            self._options.socket.chmod(0o600)
+        else:
+            # Who may speak is decided by who it is, not by who can reach the socket.
+            self._options.socket.parent.chmod(0o755)
+            self._options.socket.chmod(0o666)
         listener.listen(BACKLOG)
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept, listener)
@@ -164,10 +183,14 @@ class Server:
             return
         connection = Connection(sock, self._on_message, self._on_closed)
         self._connections.add(connection)
-        if connection.uid != os.getuid():
+        if not self._may_speak(connection):
             log.warning("user %d was turned away", connection.uid)
             connection.send(
-                msg.Failed(RequestRejected.code, f"this service belongs to user {os.getuid()}; start your own")
+                msg.Failed(
+                    RequestRejected.code,
+                    f"this service belongs to user {os.getuid()}, who has not let you in (salus serve --users); "
+                    "start your own",
+                )
             )
             # Not at once: closed with something unread, a socket takes back what it has sent.
             self._loop.call_later(REFUSAL_S, connection.close)
@@ -184,7 +207,7 @@ class Server:
             self.live.launcher_lost(launched)
 
     def _on_message(self, connection: Connection, message: msg.Message) -> None:
-        if connection.uid != os.getuid():
+        if not self._may_speak(connection):
             connection.close()
             return
         if not connection.greeted and not isinstance(message, msg.Hello):
@@ -258,34 +281,43 @@ class Server:
     def _on_list_jobs(self, connection: Connection, message: msg.ListJobs) -> None:
         self.live.refresh()
         jobs = [*(self.live.ended.values() if message.everything else ()), *self.live.jobs.values()]
+        jobs = [job for job in jobs if self._may_see(connection, job)]
         rows = [self.live.describe(job) for job in jobs]
         for begin in range(0, max(1, len(rows)), msg.JOBS_IN_A_PACKET):
             part = rows[begin : begin + msg.JOBS_IN_A_PACKET]
             connection.send(msg.Jobs(part, more=begin + msg.JOBS_IN_A_PACKET < len(rows)))
 
     def _on_get_status(self, connection: Connection, message: msg.GetStatus) -> None:
-        connection.send(msg.Status(self.live.status()))
+        status = self.live.status()
+        for lane in status["lanes"]:
+            lane["jobs"] = [job_id for job_id in lane["jobs"] if self._may_see(connection, self.live.jobs[job_id])]
+            lane["holder"] = lane["holder"] if lane["holder"] in lane["jobs"] else None
+        connection.send(msg.Status(status))
 
     def _on_cancel_job(self, connection: Connection, message: msg.CancelJob) -> None:
-        job = self._job(message.job_id)
+        job = self._job(connection, message.job_id)
         if job.finished_at is not None:
             raise RequestRejected(f"job {job.job_id} has ended already")
+        if job.uid != connection.uid and not self._is_administrator(connection):
+            raise RequestRejected(f"job {job.job_id} is another user's; only they and who runs the service can end it")
         self.live.cancel(job, message.force)
         connection.send(msg.Done(f"job {job.job_id} was told to end"))
 
     def _on_await_job(self, connection: Connection, message: msg.AwaitJob) -> None:
-        job = self._job(message.job_id)
+        job = self._job(connection, message.job_id)
         if job.finished_at is not None:
             connection.send(msg.Ended(job.job_id, job.exit_code))
         else:
             job.waiters.append(connection)
 
     def _on_set_policy(self, connection: Connection, message: msg.SetPolicy) -> None:
+        self._require_administrator(connection)
         policy = load_policy(message.policy)
         self.live.set_policy(policy)
         connection.send(msg.Done(f"the policy is {policy} now"))
 
     def _on_stop(self, connection: Connection, message: msg.Stop) -> None:
+        self._require_administrator(connection)
         connection.send(msg.Done())
         self.stop(message.drain)
 
@@ -297,9 +329,23 @@ class Server:
             raise msg.ProtocolError("a lease message from a process that is not attached")
         return job
 
-    def _job(self, job_id: str) -> LiveJob:
+    def _may_speak(self, connection: Connection) -> bool:
+        users = self._options.users
+        return connection.uid == os.getuid() or users is None or connection.uid in users
+
+    def _is_administrator(self, connection: Connection) -> bool:
+        return connection.uid in (os.getuid(), 0)
+
+    def _require_administrator(self, connection: Connection) -> None:
+        if not self._is_administrator(connection):
+            raise RequestRejected(f"only the user who runs the service ({os.getuid()}) can do that")
+
+    def _may_see(self, connection: Connection, job: LiveJob) -> bool:
+        return job.uid == connection.uid or self._options.visible or self._is_administrator(connection)
+
+    def _job(self, connection: Connection, job_id: str) -> LiveJob:
         job = self.live.jobs.get(job_id) or self.live.ended.get(job_id)
-        if job is None:
+        if job is None or not self._may_see(connection, job):
             raise NoSuchJob(f"there is no job {job_id:.40}; salus ps --all lists those there are")
         return job
 
