@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help arena install test lint types pytest test-gpu demo simulate bench-host bench-core bench-scale format clean
+.PHONY: help arena install test lint types pytest soak test-gpu demo simulate bench-host bench-core bench-scale format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,9 @@ types: $(INSTALLED) ## mypy, strict
 
 pytest: $(INSTALLED) ## the tests alone
 	$(BIN)/python -m pytest -n auto
+
+soak: $(INSTALLED) ## a thousand random kills of jobs and of the service, under load
+	$(BIN)/python -m tests.faults.soak --kills 1000
 
 test-gpu: ## the GPU suite, with the Python that has torch: make test-gpu PYTHON=...; writes benchmarks/results/gpu.json
 	$(MAKE) arena

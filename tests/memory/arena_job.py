@@ -12,15 +12,22 @@ import os
 import random
 import sys
 import time
+from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 from salus.client.arena import Arena
-from salus.client.lease import of_this_process
+from salus.client.connection import ServiceConnection
+from salus.client.lease import Lease, of_this_process
+from salus.errors import SalusError
+from salus.protocol import messages as msg
 
 MIB = 1 << 20
 PRIVATE_MIB = int(os.environ.get("ARENA_JOB_PRIVATE_MIB", "0"))
 ITERATION_S = float(os.environ.get("ARENA_JOB_ITERATION_S", "0"))
 LIBRARY = os.environ.get("SALUS_TEST_ARENA")
+
+
+KEPT: list[ServiceConnection] = []
 
 
 class HostMemory:
@@ -80,9 +87,24 @@ class Block:
                 )
 
 
+def by_itself(name: str) -> Lease:
+    """Without a launcher: it registers itself, and keeps that connection."""
+    path = Path(os.environ["SALUS_SOCKET"])
+    persistent_bytes = (PRIVATE_MIB + 40) * MIB
+    asked = msg.Register(name, sys.argv[1:], "/", persistent_bytes=persistent_bytes, ephemeral_bytes=90 * MIB)
+    while True:
+        try:
+            connection = ServiceConnection(path)
+            job = connection.request(asked)
+            KEPT.append(connection)
+            return Lease(path, job.job_id, job.token)
+        except SalusError:
+            time.sleep(0.05)  # it is being started again
+
+
 def main(name: str, iterations: int, seed: int) -> None:
     rng = random.Random(seed)
-    lease = of_this_process()
+    lease = of_this_process() or by_itself(name)
     memory = HostMemory()
     assert lease.attach(memory)
     kept: list[Block] = []

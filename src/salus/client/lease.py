@@ -247,9 +247,7 @@ class Lease:
 
     def _attach(self) -> bool:
         try:
-            connection = self._connect()
-            connection.send(msg.Attach(self._job_id, self._token, arena=self._memory is not None))
-            _, (descriptor, grant_event, *channel) = connection.receive()
+            connection, (descriptor, grant_event, *channel) = self._ask_to_attach()
             page = Page(descriptor)
             self._pages.append(page)
             self._words = page.words
@@ -275,15 +273,19 @@ class Lease:
         threading.Thread(target=self._listen, args=(connection,), name="salus", daemon=True).start()
         return True
 
-    def _connect(self) -> ServiceConnection:
-        try:
-            return ServiceConnection(self._socket_path)
-        except ServiceUnavailable:
-            # It may have been killed a moment ago.
-            connection = connect_again(self._socket_path) if self._socket_path.exists() else None
-            if connection is None:
-                raise
-            return connection
+    def _ask_to_attach(self) -> tuple[ServiceConnection, list[int]]:
+        asked = msg.Attach(self._job_id, self._token, arena=self._memory is not None)
+        connection: ServiceConnection | None = None
+        while True:
+            try:
+                connection = connection or ServiceConnection(self._socket_path)
+                connection.send(asked)
+                return connection, connection.receive()[1]
+            except ServiceUnavailable:
+                # It may have been killed a moment ago, or just now.
+                connection = connect_again(self._socket_path) if self._socket_path.exists() else None
+                if connection is None:
+                    raise
 
     def _listen(self, connection: ServiceConnection | None) -> None:
         """The helper thread."""

@@ -42,6 +42,8 @@ class LiveJob:
     """What its process used, once that is gone."""
     returning: bool = False
     """It was here before a restart of the service, and has not come back yet."""
+    waited_for: int = 0
+    """The process by which it would come back."""
     had_worker: bool = False
     may_return: bool = False
     """Its launcher came back and the process that used the device did not, or not yet."""

@@ -51,6 +51,7 @@ NOTABLE_BYTES = 32 << 20
 """A change of less is not worth a decision."""
 RECOVERY_S = 3.0
 """How long jobs from before a restart may take to come back."""
+RECOVERY_TICK_S = 0.02
 PAGE_OUT_LIMIT_S = 5.0
 SLOWEST_PAGING_BYTES_S = 1 << 30
 """A job that takes longer than this to be paged out is given up on."""
@@ -80,6 +81,7 @@ class Live:
         self.ended: dict[str, LiveJob] = {}
         self._journal, self._history, self._registry, self._on_empty = journal, history, registry, on_empty
         self._recovery: asyncio.Handle | None = None
+        self._recovery_ends_at = 0.0
         self._scrub = scrub
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -96,7 +98,7 @@ class Live:
     def register(self, connection: Connection, asked: msg.Register) -> LiveJob:
         key = command_key(asked.command, asked.directory)
         token, now = secrets.token_hex(16), time.time()
-        job_id = self._registry.add(token, connection.uid, asked, now)
+        job_id = self._registry.add(token, connection.uid, asked, now, connection.pid)
         job = LiveJob(job_id, token, connection.uid, asked, key, now, launcher=connection)
         self.jobs[job.job_id] = job
         try:
@@ -161,7 +163,7 @@ class Live:
         connection.send(msg.Attached(job.job_id), tuple(descriptors))
         if job.link is not None:
             job.link.close_theirs()
-        self._registry.attached(job.job_id)
+        self._registry.attached(job.job_id, connection.pid)
         self._note_place(job)
 
     def _note_place(self, job: LiveJob) -> None:
@@ -182,19 +184,19 @@ class Live:
         for saved in self._registry.all():
             key = command_key(saved.asked.command, saved.asked.directory)
             job = LiveJob(saved.job_id, saved.token, saved.uid, saved.asked, key, saved.submitted_at, launcher=None)
-            job.returning, job.had_worker = True, saved.attached
+            job.returning, job.waited_for, job.had_worker = True, saved.worker or saved.launcher, saved.worker > 0
             self.jobs[job.job_id] = job
         if self.jobs:
             log.info("waits for %d jobs from before to come back", len(self.jobs))
             self._decide(ev.RecoveryBegan())
-            self._recovery = self._loop.call_later(RECOVERY_S, self._end_recovery)
+            self._recovery_ends_at = self._loop.time() + RECOVERY_S
+            self._recovery = self._loop.call_soon(self._look_who_is_missing)
 
     def rejoin(self, connection: Connection, asked: msg.Rejoin) -> LiveJob:
         job = self._of(connection, asked.job_id, asked.token)
         if job.launcher is not None:
             raise RequestRejected(f"job {job.job_id} has a launcher already")
         job.launcher = connection
-        self._end_recovery_if_all_are_back()
         return job
 
     def reattach(self, connection: Connection, asked: msg.Reattach) -> LiveJob:
@@ -233,15 +235,19 @@ class Live:
         job.started_at = job.started_at or time.time()
         job.measured = True
         log.info("job %s (%s) is back", job.job_id, job.asked.name)
-        self._end_recovery_if_all_are_back()
         return job
 
-    def _end_recovery_if_all_are_back(self) -> None:
-        missing = [job for job in self.jobs.values() if job.returning and (job.had_worker or job.launcher is None)]
-        if self._recovery is not None and not missing:
-            self._recovery.cancel()
-            # Not within the message that brought the last one back.
-            self._recovery = self._loop.call_soon(self._end_recovery)
+    def _look_who_is_missing(self) -> None:
+        """Ends the recovery when nobody is who still lives, or when it has lasted long enough."""
+        missing = [
+            job
+            for job in self.jobs.values()
+            if job.returning and (job.had_worker or job.launcher is None) and _is_alive(job.waited_for)
+        ]
+        if missing and self._loop.time() < self._recovery_ends_at:
+            self._recovery = self._loop.call_later(RECOVERY_TICK_S, self._look_who_is_missing)
+        else:
+            self._end_recovery()
 
     def _end_recovery(self) -> None:
         self._recovery = None
@@ -394,7 +400,6 @@ class Live:
         if job.returning:
             job.exit_code = exit_code
             self._end_unseen(job)
-            self._end_recovery_if_all_are_back()
             return
         if self._still_uses_memory(job):
             # What was started is done, and something it started in turn is not.
@@ -875,6 +880,16 @@ def _wake(event: int) -> None:
     # A job can fill its own event up to the brim; then it is awake.
     with contextlib.suppress(BlockingIOError):
         os.eventfd_write(event, 1)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    alive = not _is_dead(pidfd)
+    os.close(pidfd)
+    return alive
 
 
 def _is_dead(pidfd: int) -> bool:

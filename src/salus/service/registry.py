@@ -20,7 +20,8 @@ CREATE TABLE IF NOT EXISTS jobs (
     uid INTEGER NOT NULL,
     asked TEXT NOT NULL,
     submitted_at REAL NOT NULL,
-    attached INTEGER NOT NULL DEFAULT 0
+    launcher INTEGER NOT NULL,
+    worker INTEGER NOT NULL DEFAULT 0
 );
 """
 
@@ -32,8 +33,9 @@ class SavedJob:
     uid: int
     asked: Register
     submitted_at: float
-    attached: bool
-    """One of its processes used the device."""
+    launcher: int
+    worker: int
+    """The process that used the device; 0: none did."""
 
 
 class Registry:
@@ -49,25 +51,27 @@ class Registry:
                 f"{path}: the list of jobs cannot be used ({error}); move the file away or make room"
             ) from None
 
-    def add(self, token: str, uid: int, asked: Register, submitted_at: float) -> str:
+    def add(self, token: str, uid: int, asked: Register, submitted_at: float, launcher: int) -> str:
         """Its id, which no job before it had."""
         cursor = self._db.execute(
-            "INSERT INTO jobs (token, uid, asked, submitted_at) VALUES (?, ?, ?, ?)",
-            (token, uid, json.dumps(asdict(asked)), submitted_at),
+            "INSERT INTO jobs (token, uid, asked, submitted_at, launcher) VALUES (?, ?, ?, ?, ?)",
+            (token, uid, json.dumps(asdict(asked)), submitted_at, launcher),
         )
         return str(cursor.lastrowid)
 
-    def attached(self, job_id: str) -> None:
-        self._db.execute("UPDATE jobs SET attached = 1 WHERE job_id = ?", (int(job_id),))
+    def attached(self, job_id: str, worker: int) -> None:
+        self._db.execute("UPDATE jobs SET worker = ? WHERE job_id = ?", (worker, int(job_id)))
 
     def remove(self, job_id: str) -> None:
         self._db.execute("DELETE FROM jobs WHERE job_id = ?", (int(job_id),))
 
     def all(self) -> list[SavedJob]:
-        rows = self._db.execute("SELECT job_id, token, uid, asked, submitted_at, attached FROM jobs ORDER BY job_id")
+        rows = self._db.execute(
+            "SELECT job_id, token, uid, asked, submitted_at, launcher, worker FROM jobs ORDER BY job_id"
+        )
         return [
-            SavedJob(str(job_id), token, uid, Register(**json.loads(asked)), submitted_at, bool(attached))
-            for job_id, token, uid, asked, submitted_at, attached in rows.fetchall()
+            SavedJob(str(job_id), token, uid, Register(**json.loads(asked)), *rest)
+            for job_id, token, uid, asked, *rest in rows.fetchall()
         ]
 
     def close(self, *, forget: bool) -> None:
