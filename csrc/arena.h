@@ -100,6 +100,8 @@ EXPORTED int salus_arena_has_to_page(void);
 /* Pages about so many bytes. To be called with Python's lock held, so that no other thread begins to use the device.
  * 0: all is done; 1: there is more; 2: not now, somebody is at work. */
 EXPORTED int salus_arena_page(uint64_t most);
+/* Where Python's standard library is, and the file of the client: threads that wait there are known to use nothing. */
+EXPORTED void salus_arena_trust(const char *stdlib, const char *lease);
 /* Makes one piece of host memory ready. 0: all is; 1: there is more; -1: there is none to be had. */
 EXPORTED int salus_arena_prepare(void);
 

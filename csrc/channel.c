@@ -155,7 +155,7 @@ int want(uint64_t private_bytes, uint64_t lane) {
             }
         } else if (!arena.moving)
             receive();
-        else if (page_some(UINT64_MAX) == BUSY)
+        else if (page_some(UINT64_MAX, 0) == BUSY)
             usleep(1000);
         flush(); /* what it answered, if it had to leave its lane */
     }

@@ -3,8 +3,9 @@
  * What is paged out stays within reach: its place is taken by pinned host memory (its home), which the device reads and
  * writes over the bus. So a script that looks at its parameters between iterations, or fills its next batch, finds them,
  * only slower; there is no address that must not be touched. Only while a chunk changes its place must nobody use it.
- * Two things see to that: the caller holds Python's lock, so that no other thread begins anything, and nothing is moved
- * unless every other thread sleeps and the device is idle.
+ * So nothing is moved unless the device is idle and every other thread is known to rest. As a rule the caller holds Python's
+ * lock, and looks where each thread let go of it (python.c). From within an allocation that cannot be done: there, all
+ * others must have done next to nothing for a while.
  *
  * Copying takes longer than mapping, so the next group is copied while the one before changes its place.
  */
@@ -21,6 +22,7 @@
 #define MOST_UNITS 1024
 #define GROUP_BYTES ((uint64_t)64 << 20)
 #define PATIENCE_MS 2000
+#define REST_US 20000
 
 struct unit {
     uint64_t address, size;
@@ -74,6 +76,41 @@ static int others_sleep(void) {
             sleep = !is_awake(entry->d_name);
     closedir(threads);
     return sleep;
+}
+
+/* Nanoseconds on a processor, of all other threads together. */
+static uint64_t work_of_others(void) {
+    char self[24], path[64], text[64];
+    struct dirent *entry;
+    uint64_t sum = 0;
+    DIR *threads = opendir("/proc/self/task");
+    snprintf(self, sizeof self, "%d", (int)gettid());
+    while (threads && (entry = readdir(threads))) {
+        int fd;
+        ssize_t got;
+        if (!isdigit((unsigned char)entry->d_name[0]) || !strcmp(entry->d_name, self))
+            continue;
+        snprintf(path, sizeof path, "/proc/self/task/%.20s/schedstat", entry->d_name);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            continue;
+        got = read(fd, text, sizeof text - 1);
+        close(fd);
+        if (got > 0) {
+            text[got] = 0;
+            sum += strtoull(text, NULL, 10);
+        }
+    }
+    if (threads)
+        closedir(threads);
+    return sum;
+}
+
+/* One that copies from or to the host is on a processor most of the time; one that waits for Python's lock, hardly. */
+static int others_rest(void) {
+    uint64_t before = work_of_others(), began = now_ns();
+    usleep(REST_US);
+    return work_of_others() - before < (now_ns() - began) / 20;
 }
 
 /* Homes. */
@@ -297,7 +334,9 @@ void order_paging(int kind, int flag) {
     arena.reverts = 0;
     if (kind == PAGE_OUT) {
         arena.away = 1;
-        arena.suspended = flag;
+        arena.suspends = flag;
+        /* One that is suspended already, and had no lease since, stays so. */
+        arena.suspended |= flag;
     } else if (kind == PAGE_IN)
         arena.keep_homes = flag;
 }
@@ -323,7 +362,7 @@ static int finished(void) {
             give_up(slot);
         break;
     case PAGE_IN:
-        if (arena.reverts && arena.suspended) {
+        if (arena.reverts && arena.suspends) {
             /* The lease was never given up, and neither was the lane. */
             arena.moving = RESUME;
             return MORE;
@@ -346,8 +385,9 @@ static int finished(void) {
     return DONE;
 }
 
-int page_some(uint64_t most) {
+int page_some(uint64_t most, int with_python) {
     unsigned count;
+    int rest;
     if (!arena.moving)
         return DONE;
     count = collect(most);
@@ -357,7 +397,8 @@ int page_some(uint64_t most) {
         undo();
         return MORE;
     }
-    if (!others_sleep() || CALL(idle)) {
+    rest = others_sleep() && (with_python ? python_rests() : others_rest());
+    if (!rest || CALL(idle)) {
         if (arena.moving == PAGE_OUT && now_ms() > arena.moving_since + PATIENCE_MS)
             undo();
         return BUSY;
@@ -401,7 +442,7 @@ int salus_arena_page(uint64_t most) {
         return BUSY;
     if (arena.device && arena.moving) {
         entered = arena.device->enter();
-        status = page_some(most);
+        status = page_some(most, 1);
         arena.device->leave(entered);
     }
     pthread_mutex_unlock(&arena.lock);

@@ -4,6 +4,7 @@
  * arena.c    segments, slots and what backs them; the way in and out
  * channel.c  packets to and from the service; the wait for memory
  * paging.c   to the host and back
+ * python.c   what the threads of Python are at
  */
 #ifndef SALUS_STATE_H
 #define SALUS_STATE_H
@@ -87,6 +88,7 @@ struct arena {
     int reverts;            /* what could not be paged out whole comes back */
     int keep_homes;         /* for the next time */
     int prepares;           /* host memory may be made ready */
+    int suspends;           /* what is moving out takes its part of the lane along */
     int suspended;          /* in mid-iteration, without a lease */
     int away;               /* paged out, or on its way: nothing may be made on the device */
     uint64_t moving_since;  /* milliseconds */
@@ -120,8 +122,9 @@ void listen_all(void);
 int want(uint64_t private_bytes, uint64_t lane);
 
 enum { DONE, MORE, BUSY, FAILED };
-/* Goes on with what is `moving`, for about so many bytes. */
-int page_some(uint64_t most);
+/* Goes on with what is `moving`, for about so many bytes; with Python's lock, or from within an allocation. */
+int page_some(uint64_t most, int with_python);
+int python_rests(void);
 /* Brings everything back now, whatever it takes. */
 int page_in_all(void);
 void order_paging(int kind, int flag);

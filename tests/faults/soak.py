@@ -89,6 +89,7 @@ class Soak:
         finally:
             for process in self.jobs.values():
                 process.kill()
+                process.communicate()
             service.stop()
         assert not processes_of(self.folder), "no process is left"
 

@@ -28,7 +28,6 @@ from tests.gpu.jobs import command, result_of
 JOBS = 8
 CAPACITY = "16GiB"
 NEEDS = ("--persistent", "3.9GiB", "--ephemeral", "2.8GiB")
-POLICIES = ("fair:patience=0.5", "srtf")
 KILLS = 30
 
 PINNED = """
@@ -48,7 +47,7 @@ print(rate(here, there), rate(there, here))
 """
 
 
-def paging(iterations: int) -> dict[str, Any]:
+def paging(iterations: int, policies: list[str]) -> dict[str, Any]:
     runs = [command("large", iterations, "--seed", str(seed)) for seed in range(JOBS)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with ThreadPoolExecutor(JOBS) as pool:
@@ -56,7 +55,7 @@ def paging(iterations: int) -> dict[str, Any]:
     told = subprocess.run([sys.executable, "-c", PINNED], capture_output=True, text=True, check=True).stdout.split()
     pinned = {"out_gib_s": float(told[0]), "in_gib_s": float(told[1])}
     found: dict[str, Any] = {"pinned": pinned, "policies": {}}
-    for policy in POLICIES:
+    for policy in policies:
         row = _under(policy, runs, bare)
         found["policies"][policy] = row
         print(policy, {key: value for key, value in row.items() if key != "timeline"}, pinned, flush=True)

@@ -263,6 +263,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--phases", default="alone,together,memory,throughput,arena")
     parser.add_argument("--kinds", default=",".join(ALL))
+    parser.add_argument("--policies", default="fair:patience=0.5 srtf", help="for paging")
     parser.add_argument("--iterations", type=int, default=100)
     options = parser.parse_args()
     kinds, phases = options.kinds.split(","), options.phases.split(",")
@@ -293,7 +294,7 @@ def main() -> None:
         result["throughput"] = throughput(max(4, options.iterations // BLOCK))
         print("throughput", result["throughput"]["throughput"], flush=True)
     if "paging" in phases:
-        result["paging"] = pressure.paging(options.iterations)
+        result["paging"] = pressure.paging(options.iterations, options.policies.split(" "))
     if "faults" in phases:
         result["faults"] = pressure.faults()
     if "arena" in phases:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -152,6 +155,30 @@ def test_a_job_that_waits_in_mid_iteration_goes_with_its_part_of_the_lane_and_co
         os.close(chunk)
 
 
+def test_one_that_went_in_mid_iteration_may_go_again_before_it_has_a_lease():
+    arena, played = opened((8 * MIB, 4 * MIB))
+    mine, work = arena.alloc("private", 4 * MIB), arena.alloc("lane", 4 * MIB)
+    write(mine, 4 * MIB, 1)
+    write(work, 4 * MIB, 2)
+    got: list[int | None] = []
+    waits = threading.Thread(target=lambda: got.append(arena.alloc("lane", 4 * MIB)))
+    waits.start()
+    assert slots.unpack(played.ours.recv(1 << 16))[0].kind == Kind.WANT
+    for with_lane in (1, 0, 0):
+        played.send(Record(Kind.PAGE_OUT, 0, with_lane))
+        assert kinds(slots.unpack(played.ours.recv(1 << 16))) == [(Kind.PAGED, Kind.PAGE_OUT, 1)]
+        played.send(Record(Kind.QUOTA, 0, *EVERYTHING), Record(Kind.PAGE_IN))
+        assert kinds(slots.unpack(played.ours.recv(1 << 16))) == [(Kind.PAGED, Kind.PAGE_IN, 1)]
+        waits.join(0.05)
+        assert not got, "it has no lease"
+    played.send(Record(Kind.RESUME))
+    waits.join(5)
+    assert got and got[0]
+    assert holds(mine, 4 * MIB, 1) and holds(work, 4 * MIB, 2)
+    arena.close()
+    played.close()
+
+
 def test_it_does_not_go_while_another_thread_is_at_work(pair):
     arena, played = pair
     address = arena.alloc("private", 4 * MIB)
@@ -179,6 +206,37 @@ def test_it_does_not_go_while_another_thread_is_at_work(pair):
     # It may have found a moment between two calls; if not, it said so. Either way nothing is lost.
     assert said in ([(Kind.PAGED, Kind.PAGE_OUT, 0)], [(Kind.PAGED, Kind.PAGE_OUT, 1)])
     assert holds(address, 4 * MIB, 1)
+
+
+THREADS = """
+import sys, threading, time
+sys.path[:0] = sys.argv[1:3]
+from salus.client.lease import WHERE_IT_WAITS
+from tests.memory.test_arena import MIB, opened, write
+from tests.memory.test_paging import Kind, Record, kinds
+
+arena, played = opened()
+arena.trust(WHERE_IT_WAITS)
+write(arena.alloc("private", 4 * MIB), 4 * MIB, 1)
+done = threading.Event()
+waits = {"waits": done.wait, "works": lambda: time.sleep(30)}[sys.argv[3]]
+threading.Thread(target=waits, daemon=True).start()
+time.sleep(0.1)
+played.send(Record(Kind.PAGE_OUT))
+while arena.listen():
+    time.sleep(0.001)
+print(kinds(played.hear())[0][2], flush=True)
+done.set()
+"""
+
+
+@pytest.mark.parametrize(("thread", "goes"), [("waits", "1"), ("works", "0")])
+def test_it_goes_only_while_other_threads_of_python_are_known_to_wait(thread, goes):
+    """One that sleeps somewhere in the script may be in the middle of an operation, for all that is known."""
+    root = Path(__file__).parent.parent.parent
+    command = [sys.executable, "-c", THREADS, str(root / "src"), str(root), thread]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout.strip() == goes, done.stderr
 
 
 def test_a_service_that_is_gone_leaves_nobody_on_the_host():

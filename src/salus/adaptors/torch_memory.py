@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from salus.client.arena import Arena
-from salus.client.lease import Lease
+from salus.client.lease import WHERE_IT_WAITS, Lease
 from salus.client.say import say
 
 OLDEST = (2, 9)
@@ -175,6 +175,7 @@ class TorchMemory:
     def open(self, page_address: int, channel: int) -> None:
         arena = Arena()
         arena.open("cuda", self._device, page_address, channel)
+        arena.trust(WHERE_IT_WAITS)
         self._arena = arena
 
     def before_yield(self) -> bool:

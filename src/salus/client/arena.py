@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import ctypes
 import itertools
+import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -58,6 +59,8 @@ class Arena:
             ctypes.c_uint64,
         ]
         self._c.salus_arena_reconnect.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+        self._c.salus_arena_trust.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+        self._c.salus_arena_trust.restype = None
         for name in ("salus_arena_yield", "salus_arena_would_promote"):
             getattr(self._c, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
@@ -65,6 +68,11 @@ class Arena:
         status = self._c.salus_arena_open(device.encode(), ordinal, page_address, channel, RESERVE_BYTES)
         if status:
             raise SalusError(f"memory cannot be shared: {_WHY.get(status, f'error {self.last_error()}')}")
+
+    def trust(self, lease_file: str) -> None:
+        """Threads that wait in the standard library, or for a lease, are known to use nothing of the device."""
+        stdlib = sysconfig.get_path("stdlib") + "/"
+        self._c.salus_arena_trust(stdlib.encode(), lease_file.encode())
 
     def close(self) -> None:
         self._c.salus_arena_close()

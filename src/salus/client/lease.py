@@ -59,6 +59,10 @@ _BETWEEN, _ITERATING, _WAITING = int(JobState.BETWEEN), int(JobState.ITERATING),
 _now_ns = time.monotonic_ns
 
 
+WHERE_IT_WAITS: str = (lambda: 0).__code__.co_filename
+"""This file, as it stands in the frames of those who wait here for a lease."""
+
+
 class Memory(Protocol):
     """What a framework's adaptor does with memory around a lease."""
 

@@ -153,6 +153,7 @@ class Link:
         """Lanes it was told to leave, by the number of the order."""
         self._seen: tuple[int | None, int, int] | None = None
         """Lane, changes in it and quota when it was brought up to date."""
+        self._suspends = False
         self.suspended = False
         """It was paged out in mid-iteration, and its allocation goes on when it has a lease again."""
         self.closed = False
@@ -194,7 +195,9 @@ class Link:
 
     def page_out(self, with_lane: bool) -> None:
         """It answers when everything of its own is on the host, or that it could not be."""
-        self.suspended = with_lane
+        self._suspends = with_lane
+        # One that is suspended already, and had no lease since, stays so.
+        self.suspended = self.suspended or with_lane
         self._send([Record(Kind.PAGE_OUT, 0, int(with_lane))])
 
     def page_in(self, keep_host_memory: bool) -> None:
@@ -370,7 +373,8 @@ class Link:
                 self._own.add(record.slot)
             case Kind.PAGED:
                 done = bool(record.a)
-                if record.slot == Kind.PAGE_OUT and self.suspended:
+                if record.slot == Kind.PAGE_OUT and self._suspends:
+                    self._suspends = False
                     if done:
                         # Nothing of the lane is mapped any more; what it had there is on the host.
                         self.lane_id, self._seen = None, None
