@@ -22,8 +22,8 @@ class BuildLibrary(build_ext):
 
 arena = Extension(
     "salus.client._arena",
-    sources=["csrc/arena.c", "csrc/channel.c", "csrc/paging.c", "csrc/python.c", "csrc/device_host.c", "csrc/device_cuda.c"],
-    depends=["csrc/arena.h", "csrc/state.h", "csrc/device.h"],
+    sources=sorted(map(str, Path("csrc").glob("*.c"))),
+    depends=sorted(map(str, Path("csrc").glob("*.h"))),
     extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],
     libraries=["dl", "pthread"],
 )
