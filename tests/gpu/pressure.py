@@ -23,6 +23,7 @@ from typing import Any
 from salus.bench.own_service import OwnService
 from salus.service.gpu import Nvml
 from salus.service.journal import leases
+from salus.simulate.metrics import jain
 from tests.gpu.jobs import command, result_of
 
 JOBS = 8
@@ -120,6 +121,38 @@ def _moves(journal: Path) -> list[tuple[str, str, float, float]]:
                 if action["kind"] in ("PageOut", "PageIn"):
                     began[action["kind"], action["job_id"]] = line["t"]
     return found
+
+
+def shares(seconds: float = 30.0) -> dict[str, Any]:
+    """Twenty jobs of four sizes at once under `fair` by memory x time: who got how much of that."""
+    kinds = [f"sized-{width}" for width in (1024, 2048, 3072, 4096)] * 5
+    with OwnService("--policy", "fair:by=memory,patience=1", "--capacity", CAPACITY, "--reserve", "0") as service:
+        go = service.socket.parent / "go"
+        jobs = [
+            service.run(command(kind, 1_000_000, "--go", str(go)), "--name", f"{kind}-{number}")
+            for number, kind in enumerate(kinds)
+        ]
+        ready = [says_ready(job, time.monotonic() + START_LIMIT_S) for job in jobs]
+        go.touch()
+        with service.connect() as connection:
+            # Not the first seconds, in which each is measured.
+            time.sleep(seconds / 3)
+            before = {row["name"]: row["gpu_time_s"] for row in connection.jobs()}
+            time.sleep(seconds)
+            rows = connection.jobs()
+    service_of = {
+        row["name"]: (row["gpu_time_s"] - before[row["name"]])
+        * (row["persistent_bytes"] + row["ephemeral_bytes"] + row["internal_bytes"])
+        / 2**30
+        for row in rows
+    }
+    index = jain(list(service_of.values()))
+    return {
+        "jain": index,
+        "gib_s": service_of,
+        "ready": sum(ready),
+        "passed": index >= 0.95 and len(rows) == len(kinds),
+    }
 
 
 def faults() -> dict[str, Any]:

@@ -6,7 +6,7 @@
   same losses to the last bit. This is the one that matters most.
 - memory: three ResNet-50 in one lane: the GPU's memory, and the hand-over.
 - throughput: three ResNet-50 in one lane against the bare script, in turns, round by round.
-- paging, faults: tests/gpu/pressure.py.
+- paging, shares, faults: tests/gpu/pressure.py.
 - arena: what joining a lane and an allocation cost.
 """
 
@@ -295,6 +295,9 @@ def main() -> None:
         print("throughput", result["throughput"]["throughput"], flush=True)
     if "paging" in phases:
         result["paging"] = pressure.paging(options.iterations, options.policies.split(" "))
+    if "shares" in phases:
+        result["shares"] = pressure.shares()
+        print("shares", result["shares"], flush=True)
     if "faults" in phases:
         result["faults"] = pressure.faults()
     if "arena" in phases:
@@ -302,7 +305,7 @@ def main() -> None:
         print("arena", result["arena"], flush=True)
     if options.out is not None:
         machine.write(options.out, "gpu", result)
-    wrong = [what for what in ("paging", "faults") if not result.get(what, {"passed": True})["passed"]]
+    wrong = [what for what in ("paging", "shares", "faults") if not result.get(what, {"passed": True})["passed"]]
     wrong += [row["kind"] for row in rows if not row.get("same")]
     wrong += [kind for kind, row in result.get("together", {"jobs": {}})["jobs"].items() if not row.get("same")]
     if wrong:

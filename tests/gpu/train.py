@@ -276,6 +276,22 @@ def large() -> Step:
     return step
 
 
+def sized(width: int) -> Step:
+    """Jobs of different sizes, by their width."""
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(3))).to(DEVICE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+    x = torch.randn(512, width, device=DEVICE)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def too_large() -> Step:
     """Takes more and more, until there is no more."""
     kept: list[torch.Tensor] = []
@@ -302,6 +318,7 @@ KINDS: dict[str, Callable[[], Step]] = {
     "inference": inference,
     "large": large,
     "too-large": too_large,
+    **{f"sized-{width}": lambda width=width: sized(width) for width in (1024, 2048, 3072, 4096)},
 }
 
 

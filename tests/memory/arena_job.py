@@ -48,6 +48,9 @@ class HostMemory:
         self.resumed += 1
         return self.arena.resume(poison=True)
 
+    def wait(self) -> None:
+        pass
+
     def detach(self) -> bool:
         return self.arena.detach()
 

@@ -33,6 +33,9 @@ class SpyMemory:
     def after_grant(self) -> bool:
         return self.arena.resume()
 
+    def wait(self) -> None:
+        pass
+
     def detach(self) -> bool:
         return self.arena.detach()
 

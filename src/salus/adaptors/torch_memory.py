@@ -209,6 +209,9 @@ class TorchMemory:
             self._trace.append(("ours", time.monotonic_ns()))
         return brought
 
+    def wait(self) -> None:
+        _cuda.synchronize(self._device)
+
     def detach(self) -> bool:
         return not self._active or self._arena.detach()
 

@@ -17,8 +17,8 @@ from salus.errors import SalusError
 LIBRARY = Path(__file__).parent / "_arena.so"
 RESERVE_BYTES = 256 << 30
 """Addresses for each of the two ranges; they cost nothing."""
-PAGE_STEP_BYTES = 1 << 30
-"""Paged at a time, which is how long other threads of the script may have to wait: 20 ms."""
+PAGE_STEP_BYTES = 4 << 30
+"""Paged at a time, which is how long other threads of the script may have to wait: 80 ms."""
 _MORE, _BUSY = 1, 2
 _WHY = {
     -1: "there is no libcuda.so.1",

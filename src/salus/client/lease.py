@@ -43,6 +43,8 @@ RETRY_S = 0.1
 DETACH_RETRY_S = 0.5
 PAGE_AGAIN_S = 0.001
 """When memory could not be paged because another thread of the script was at work."""
+NOTABLE_NS = 200_000
+"""A wait for the device that is shorter found it idle."""
 AWAKE_NS = 2_000_000
 """How long a job looks for a lease that was announced before it sleeps again."""
 
@@ -74,6 +76,9 @@ class Memory(Protocol):
 
     def after_grant(self) -> bool:
         """Brings the lane up to date. False: it cannot be had, and the job must not run."""
+
+    def wait(self) -> None:
+        """Until the device has done everything that this process began."""
 
     def detach(self) -> bool:
         """The service is gone, and others may run in the lane: takes memory of its own. False: there is none yet."""
@@ -107,6 +112,8 @@ class Lease:
         """Grants that were used up."""
         self._ended_ns = 0
         """When the last iteration did."""
+        self._rested_ns = 0
+        """When the helper last saw the device finish what it had to do."""
         self._memory: Memory | None = None
         self._must_detach = False
         self._pages: list[Page] = []
@@ -367,6 +374,7 @@ class Lease:
                 while self._managed and (self._words[_REVOKE] or self._words[_CONTENDED]):
                     if connection.something_comes_within(MOMENT_S):
                         break
+                    self._wait_for_device()
                     with self._lock:
                         if self._give_up_if_idle():
                             break
@@ -377,12 +385,23 @@ class Lease:
         except Exception as error:  # whatever it is, it must not end up in the user's output as a traceback
             return f"{type(error).__name__}: {error}"
 
+    def _wait_for_device(self) -> None:
+        """A script that looks at its loss waits for the device too, and comes along a moment after that.
+
+        Given up before, the lease would cost it its gradients: they are still alive, and would be promoted.
+        """
+        if self._memory is not None and self._holding and self._words[_STATE] == _BETWEEN:
+            began = _now_ns()
+            self._memory.wait()
+            if _now_ns() - began > NOTABLE_NS:
+                self._rested_ns = _now_ns()
+
     def _give_up_if_idle(self) -> bool:
         """True when there is no lease to give up, now or any more."""
         words = self._words
         if words[_STATE] == _WAITING:
             return True
-        if words[_STATE] == _ITERATING or _now_ns() - self._ended_ns < MOMENT_S * 1e9:
+        if words[_STATE] == _ITERATING or _now_ns() - max(self._ended_ns, self._rested_ns) < MOMENT_S * 1e9:
             return False
         if not self._holding:
             # A lease may have come for which the main thread had asked in advance, and has not come to fetch.
