@@ -248,7 +248,7 @@ static void leave_lane(uint64_t number) {
 }
 
 /* 0 when nothing is mapped that must not be touched. */
-static int clear_stale(void) {
+int clear_stale(void) {
     int left = 0;
     for (unsigned slot = arena.top; arena.stale && slot-- > 0;)
         if (arena.slots[slot].stale && unback(slot))
@@ -537,7 +537,8 @@ int salus_arena_would_promote(const uint64_t *ranges, size_t count) {
 static void own(unsigned slot) {
     if (arena.slots[slot].made)
         arena.made_bytes -= salus_slot_size(slot);
-    arena.slots[slot] = (struct slot){.handle = arena.slots[slot].handle, .state = PRIVATE};
+    arena.slots[slot] =
+        (struct slot){.handle = arena.slots[slot].handle, .state = PRIVATE, .home = arena.slots[slot].home};
     arena.private_bytes += salus_slot_size(slot);
     arena.promoted_bytes += salus_slot_size(slot);
 }
@@ -641,7 +642,10 @@ int salus_arena_detach(void) {
 int salus_arena_where(void) {
     int where;
     pthread_mutex_lock(&arena.lock);
-    where = arena.suspended ? 2 : arena.away;
+    /* What is under way is undone when the new service is there. */
+    where = arena.moving == PAGE_OUT || arena.moving == PAGE_IN ? (arena.suspended && !arena.suspends ? 2 : 0)
+            : arena.suspended                                   ? 2
+                                                                : arena.away;
     pthread_mutex_unlock(&arena.lock);
     return where;
 }
@@ -656,7 +660,7 @@ int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds) {
         arena.sent = arena.received = 0;
         arena.lost = arena.refused = arena.prepares = 0;
         arena.unanswered = 0;
-        arena.moving = 0;
+        undo_paging();
         /* Until the service says more. */
         arena.private_quota = arena.private_bytes;
         arena.lane_quota = lane_bytes();

@@ -23,6 +23,8 @@
 #define GROUP_BYTES ((uint64_t)64 << 20)
 #define PATIENCE_MS 2000
 #define REST_US 20000
+#define WOKE_NS 100000
+#define CAREFUL_BYTES ((uint64_t)64 << 20)
 
 struct unit {
     uint64_t address, size;
@@ -231,16 +233,29 @@ static void forget_stage(const struct unit *unit) {
 
 /* After it: the two change places. What fails leaves everything as it was. */
 
+/* It was cleared for others, and is needed here after all. */
+static void fill_again(const struct unit *unit) {
+    arena.device->copy(0, unit->address, unit->home->at, unit->size);
+    arena.device->finish(0);
+}
+
 static int swap_out(const struct unit *unit) {
     uint64_t handle = *unit->handle;
-    int shared = unit->slot && unit->slot->state == SHARED;
-    if (shared && arena.page[SCRUB] && CALL(fill, unit->address, unit->size, 0))
+    int shared = unit->slot && unit->slot->state == SHARED, cleared = shared && arena.page[SCRUB];
+    if (cleared && CALL(fill, unit->address, unit->size, 0)) {
+        fill_again(unit);
         return -1;
-    if (CALL(unmap, unit->address, unit->size))
+    }
+    if (CALL(unmap, unit->address, unit->size)) {
+        if (cleared)
+            fill_again(unit);
         return -1;
+    }
     if (map_and_allow(unit->address, unit->size, unit->home->handle)) {
         arena.device->map(unit->address, unit->size, handle);
         arena.device->allow(unit->address, unit->size);
+        if (cleared)
+            fill_again(unit);
         return -1;
     }
     set_out(unit, 1);
@@ -284,8 +299,10 @@ static int swap_in(const struct unit *unit) {
     return 0;
 }
 
-static int move(unsigned count, int out) {
-    uint64_t began = now_ns();
+/* `careful`: other threads may wake up at any moment. One that did while its memory was copied may have changed it; then
+ * nothing changes places, and it is tried again. */
+static int move(unsigned count, int out, int careful) {
+    uint64_t began = now_ns(), work = careful ? work_of_others() : 0;
     unsigned starts[MOST_UNITS + 1], groups = 0, ready = 0;
     uint64_t bytes = 0, stage = arena.stage_base;
     int status = DONE;
@@ -312,8 +329,10 @@ static int move(unsigned count, int out) {
             }
         if (group && CALL(finish, (int)((group - 1) & 1)))
             status = FAILED;
+        if (group && careful && status == DONE && (work_of_others() - work > WOKE_NS || !others_sleep()))
+            status = WOKE;
         for (unsigned i = group ? starts[group - 1] : 0; group && i < starts[group]; i++) {
-            if (status == FAILED) {
+            if (status != DONE) {
                 if (!out)
                     forget_stage(&units[i]);
             } else if (out ? swap_out(&units[i]) : swap_in(&units[i]))
@@ -327,6 +346,16 @@ static int move(unsigned count, int out) {
 }
 
 /* Orders. */
+
+/* A new service did not order what is under way: it is undone, and the job is where it was before. */
+void undo_paging(void) {
+    if (arena.suspended && !arena.suspends)
+        arena.moving = 0; /* it counts as paged out, and the rest of it comes in with a PAGE_IN */
+    else if (arena.moving == PAGE_OUT || arena.moving == PAGE_IN) {
+        arena.moving = PAGE_IN;
+        arena.reverts = 1;
+    }
+}
 
 void order_paging(int kind, int flag) {
     arena.moving = kind;
@@ -353,13 +382,34 @@ static void undo(void) {
     arena.reverts = 1;
 }
 
+/* It stays on the device after all: host memory that was made for it is not needed. */
+static void free_unused_homes(void) {
+    for (size_t i = 0; i < arena.private.count; i++)
+        if (!arena.private.all[i].out)
+            free_home(&arena.private.all[i].home, arena.private.all[i].size);
+    for (unsigned slot = 0; slot < arena.top; slot++)
+        if (!arena.slots[slot].out)
+            free_home(&arena.slots[slot].home, salus_slot_size(slot));
+}
+
+/* Whatever else of the lane is mapped: nothing of this job is needed in it. 0 when none of it is any more. */
+static int leave_the_rest(void) {
+    for (unsigned slot = arena.top; slot-- > 0;) {
+        struct slot *found = &arena.slots[slot];
+        if (found->state == SHARED && arena.page[SCRUB] &&
+            CALL(fill, arena.lane_base + salus_slot_offset(slot), salus_slot_size(slot), 0))
+            return -1;
+        give_up(slot);
+    }
+    return clear_stale();
+}
+
 static int finished(void) {
     int kind = arena.moving;
     switch (kind) {
     case PAGE_OUT:
-        /* Whatever else of the lane is mapped: nothing of this job is in it. */
-        for (unsigned slot = arena.top; arena.suspended && slot-- > 0;)
-            give_up(slot);
+        if (arena.suspended && leave_the_rest())
+            return BUSY;
         break;
     case PAGE_IN:
         if (arena.reverts && arena.suspends) {
@@ -381,16 +431,18 @@ static int finished(void) {
         return DONE;
     }
     arena.moving = 0;
+    if (arena.reverts && !arena.keep_homes)
+        free_unused_homes();
     answer(arena.reverts ? PAGE_OUT : kind, !arena.reverts);
     return DONE;
 }
 
 int page_some(uint64_t most, int with_python) {
     unsigned count;
-    int rest;
+    int rest, status;
     if (!arena.moving)
         return DONE;
-    count = collect(most);
+    count = collect(with_python || most < CAREFUL_BYTES ? most : CAREFUL_BYTES);
     if (!count)
         return finished();
     if (arena.moving == PAGE_OUT && make_all_homes()) {
@@ -398,12 +450,13 @@ int page_some(uint64_t most, int with_python) {
         return MORE;
     }
     rest = others_sleep() && (with_python ? python_rests() : others_rest());
-    if (!rest || CALL(idle)) {
+    status = !rest || CALL(idle) ? WOKE : move(count, arena.moving == PAGE_OUT, !with_python);
+    if (status == WOKE) {
         if (arena.moving == PAGE_OUT && now_ms() > arena.moving_since + PATIENCE_MS)
             undo();
         return BUSY;
     }
-    if (move(count, arena.moving == PAGE_OUT) != FAILED)
+    if (status != FAILED)
         return MORE;
     if (arena.moving == PAGE_OUT) {
         undo();
@@ -425,7 +478,7 @@ int page_in_all(void) {
         count = collect(UINT64_MAX);
         if (!count)
             kind = kind == PAGE_IN ? RESUME : 0;
-        else if (CALL(idle) || move(count, 0) == FAILED)
+        else if (CALL(idle) || move(count, 0, 0) == FAILED)
             break;
     }
     if (arena.moving != RESUME || collect(1)) {

@@ -18,6 +18,8 @@ static struct {
     void *(*PyObject_GetAttrString)(void *, const char *);
     const char *(*PyUnicode_AsUTF8)(void *);
     void (*Py_DecRef)(void *);
+    int (*PyGC_Disable)(void);
+    int (*PyGC_Enable)(void);
     void (*PyErr_Clear)(void);
 } python;
 
@@ -52,7 +54,7 @@ static int load(void) {
         CALL_OF(PyThreadState_Get),      CALL_OF(PyInterpreterState_Get), CALL_OF(PyInterpreterState_ThreadHead),
         CALL_OF(PyThreadState_Next),     CALL_OF(PyThreadState_GetFrame), CALL_OF(PyFrame_GetCode),
         CALL_OF(PyObject_GetAttrString), CALL_OF(PyUnicode_AsUTF8),       CALL_OF(Py_DecRef),
-        CALL_OF(PyErr_Clear),
+        CALL_OF(PyGC_Disable),           CALL_OF(PyGC_Enable),            CALL_OF(PyErr_Clear),
 #undef CALL_OF
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -105,14 +107,18 @@ static int rests(void *thread) {
 
 int python_rests(void) {
     void *self, *thread;
+    int found = 1, collects;
     if (!library)
         return 1; /* nobody said that there is a Python that matters */
     if (!python.PyErr_Clear && load())
         return 0;
     self = python.PyThreadState_Get();
-    for (thread = python.PyInterpreterState_ThreadHead(python.PyInterpreterState_Get()); thread;
+    /* Looking at a frame may make an object, and that start a collection: of tensors, whose end comes back here. */
+    collects = python.PyGC_Disable();
+    for (thread = python.PyInterpreterState_ThreadHead(python.PyInterpreterState_Get()); thread && found;
          thread = python.PyThreadState_Next(thread))
-        if (thread != self && !rests(thread))
-            return 0;
-    return 1;
+        found = thread == self || rests(thread);
+    if (collects)
+        python.PyGC_Enable();
+    return found;
 }

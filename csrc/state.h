@@ -111,6 +111,7 @@ int find_gap(const struct segments *list, uint64_t size, int by_slots, uint64_t 
 void let_go(uint64_t handle);
 int map_and_allow(uint64_t address, uint64_t size, uint64_t handle);
 void give_up(unsigned slot);
+int clear_stale(void);
 int come_back_alone(void);
 int back_segments(void);
 void obey(const struct record *record, int fd);
@@ -121,13 +122,14 @@ void flush(void);
 void listen_all(void);
 int want(uint64_t private_bytes, uint64_t lane);
 
-enum { DONE, MORE, BUSY, FAILED };
+enum { DONE, MORE, BUSY, FAILED, WOKE };
 /* Goes on with what is `moving`, for about so many bytes; with Python's lock, or from within an allocation. */
 int page_some(uint64_t most, int with_python);
 int python_rests(void);
 /* Brings everything back now, whatever it takes. */
 int page_in_all(void);
 void order_paging(int kind, int flag);
+void undo_paging(void);
 void free_home(struct home *home, uint64_t size);
 
 #define ENTER                                                                                                          \

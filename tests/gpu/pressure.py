@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from salus.bench.own_service import OwnService
+from salus.bench.sharing import jain
 from salus.service.gpu import Nvml
 from salus.service.journal import leases
-from salus.simulate.metrics import jain
-from tests.gpu.jobs import command, result_of
+from tests.gpu.jobs import START_LIMIT_S, command, result_of, says_ready
 
 JOBS = 8
 CAPACITY = "16GiB"
@@ -147,12 +147,8 @@ def shares(seconds: float = 30.0) -> dict[str, Any]:
         for row in rows
     }
     index = jain(list(service_of.values()))
-    return {
-        "jain": index,
-        "gib_s": service_of,
-        "ready": sum(ready),
-        "passed": index >= 0.95 and len(rows) == len(kinds),
-    }
+    passed = index >= 0.95 and len(rows) == len(kinds)
+    return {"jain": index, "gib_s": service_of, "ready": sum(ready), "passed": passed}
 
 
 def faults() -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import pwd
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from salus.core.model import GpuConfig
 from salus.errors import RequestRejected
 from salus.paths import socket_path, state_dir
 from salus.service.gpu import Gpu, Nvml, choose
+from salus.service.registry import Registry
 from salus.units import format_bytes, parse_bytes, parse_duration
 
 
@@ -80,7 +82,7 @@ def serve(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="salus: %(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
-    chosen = _choose(device, gpu)
+    chosen = _without_our_jobs(_choose(device, gpu))
     room_bytes = _room(chosen, parsed("--reserve", parse_bytes, reserve))
     size = _size(chosen, capacity, room_bytes)
     options = Options(
@@ -124,6 +126,18 @@ def _choose(device: str, wanted: str | None) -> Gpu | None:
     if found is None and device == "cuda":
         raise RequestRejected("--device: there is no GPU here; salus doctor says more")
     return found
+
+
+def _without_our_jobs(gpu: Gpu | None) -> Gpu | None:
+    """After a restart, jobs of the service before are on the GPU: what they use is ours, and not others'."""
+    saved = state_dir() / "jobs.sqlite"
+    if gpu is None or not saved.exists():
+        return gpu
+    registry = Registry(saved)
+    pids = {job.worker for job in registry.all()}
+    registry.close(forget=False)
+    ours = sum(size for pid, size in Nvml().used_by(gpu).items() if pid in pids)
+    return replace(gpu, used_bytes=max(0, gpu.used_bytes - ours))
 
 
 def _room(gpu: Gpu | None, reserve_bytes: int) -> int:

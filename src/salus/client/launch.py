@@ -150,6 +150,8 @@ class _Listener(threading.Thread):
                     return
                 connection.request(msg.Rejoin(self._job.job_id, self._job.token))
                 connection.wait_for_ever()
+            except ServiceUnavailable:
+                continue  # killed again
             except SalusError:
                 return  # it does not know the job any more
             self._connection = connection

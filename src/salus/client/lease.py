@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from salus.client.again import connect_again
+from salus.client.again import connect_again, patience_s
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
 from salus.errors import SalusError, ServiceUnavailable
@@ -306,18 +306,27 @@ class Lease:
                 return  # after a fork
             connection = None
             if why is None:
-                why = "the service is gone"
-                try:
-                    connection = self._come_back()
-                except (SalusError, OSError, ValueError) as error:
-                    why = str(error)
-                except Exception as error:  # as below
-                    why = f"{type(error).__name__}: {error}"
+                connection, why = self._come_back_in_time()
             if connection is None:
                 if self._memory is not None:
                     self._memory.go_alone()
                 with self._lock:
                     self._go_unmanaged(why)
+
+    def _come_back_in_time(self) -> tuple[ServiceConnection | None, str]:
+        """The new connection; or None, and why there is none."""
+        deadline = time.monotonic() + patience_s()
+        while True:
+            try:
+                return self._come_back(), "the service is gone"
+            except (ServiceUnavailable, OSError) as error:
+                # It was killed again, before all were back.
+                if time.monotonic() > deadline:
+                    return None, str(error)
+            except (SalusError, ValueError) as error:
+                return None, str(error)
+            except Exception as error:  # as below
+                return None, f"{type(error).__name__}: {error}"
 
     def _come_back(self) -> ServiceConnection | None:
         """Whoever holds the lease of a lane goes on meanwhile; nobody else will run there. Everyone else waits."""
@@ -328,8 +337,8 @@ class Lease:
         if connection is None:
             return None
         memory = self._memory
-        on_host, suspended = memory.where() if memory is not None else (False, False)
         with self._lock:
+            on_host, suspended = memory.where() if memory is not None else (False, False)
             old = self._words
             # A lease that was granted and not taken is void: the new service does not know of it.
             self._taken = old[_GRANTS]
@@ -364,13 +373,12 @@ class Lease:
     def _listen_to(self, connection: ServiceConnection) -> str | None:
         """Until the service says farewell, or something is wrong: why. None: it is lost."""
         try:
+            self._page(connection)
             while True:
                 message, _ = connection.receive()
                 if isinstance(message, msg.Farewell):
                     return "the service has ended"
-                while self._memory is not None and self._memory.listen():
-                    if connection.something_comes_within(PAGE_AGAIN_S):
-                        break
+                self._page(connection)
                 while self._managed and (self._words[_REVOKE] or self._words[_CONTENDED]):
                     if connection.something_comes_within(MOMENT_S):
                         break
@@ -384,6 +392,11 @@ class Lease:
             return str(error)
         except Exception as error:  # whatever it is, it must not end up in the user's output as a traceback
             return f"{type(error).__name__}: {error}"
+
+    def _page(self, connection: ServiceConnection) -> None:
+        while self._memory is not None and self._memory.listen():
+            if connection.something_comes_within(PAGE_AGAIN_S):
+                return
 
     def _wait_for_device(self) -> None:
         """A script that looks at its loss waits for the device too, and comes along a moment after that.

@@ -49,6 +49,8 @@ class LiveJob:
     """Its launcher came back and the process that used the device did not, or not yet."""
     grants: int = 0
     page_orders: int = 0
+    cleared: bool = False
+    """It was told, when its lease began, to clear what it leaves in the lane."""
     prepared_bytes: int = 0
     """It was told that so much of it may be paged out."""
     yields_late: bool | None = None

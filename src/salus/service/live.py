@@ -126,6 +126,9 @@ class Live:
 
     def attach(self, connection: Connection, asked: msg.Attach) -> LiveJob:
         job = self._of(connection, asked.job_id, asked.token)
+        if (job.returning or job.may_return) and job.had_worker and _is_alive(job.waited_for):
+            raise RequestRejected(f"job {job.job_id} uses the device from another process; this one runs unmanaged")
+        job.may_return = False
         if job.returning:
             # It was registered before the restart, and begins to use the device now.
             self._arrive_again(job)
@@ -204,12 +207,12 @@ class Live:
         if not (job.returning or job.may_return):
             # It was cut off by this very service. Others may use what it has mapped.
             raise RequestRejected(f"job {job.job_id} lost its connection; this process runs unmanaged")
-        job.may_return = False
+        # In this order: what cannot be opened changes nothing.
+        self._open(connection, job, asked.arena)
+        job.returning = job.may_return = False
         if job.job_id in self.scheduler.jobs:
             # It was believed to have nothing: its launcher came back in time, and it did not.
             self._decide(ev.JobLeft(job.job_id))
-        job.returning = False
-        self._open(connection, job, asked.arena)
         capacity = self.scheduler.config.capacity_bytes
         sizes = (asked.persistent_bytes, asked.ephemeral_bytes, asked.internal_bytes)
         footprint = Footprint(*(min(max(0, size), capacity) for size in sizes))
@@ -219,6 +222,8 @@ class Live:
             job.link.suspended = asked.suspended
         if asked.holds:
             self._holders[job.job_id] = job
+        if job.link is not None:
+            job.link.holds = asked.holds
         self._decide(
             ev.JobReturned(
                 replace(self._spec(job), footprint=footprint),
@@ -265,7 +270,11 @@ class Live:
     def _arrive_again(self, job: LiveJob) -> None:
         """It has nothing on the device, as far as is known."""
         job.returning = False
-        self._decide(ev.JobArrived(self._spec(job)))
+        actions = self._decide(ev.JobArrived(self._spec(job)))
+        if any(isinstance(action, act.RefuseJob) for action in actions):
+            # The service was started again for less than it needs.
+            log.warning("job %s (%s) does not fit any more", job.job_id, job.asked.name)
+            self._end_unseen(job)
 
     def _end_unseen(self, job: LiveJob) -> None:
         job.returning = False
@@ -322,12 +331,31 @@ class Live:
         self._report_others(job)
         iterations, used_s = self._used(job)
         self._holders.pop(job.job_id, None)
+        self._lease_is_over(job)
         if self.scheduler.jobs[job.job_id].lease is Lease.NONE:
             raise RequestRejected(f"job {job.job_id} gives up a lease that it does not have")
         self._decide(ev.IterationFinished(job.job_id, used_s, iterations, yielded=wants_more))
         if not wants_more:
             # Idle ends the lease too. Yielded first, the job might be granted the next one before it is idle.
             self._decide(ev.JobIdled(job.job_id))
+
+    def _lease_is_over(self, job: LiveJob) -> None:
+        if job.link is None:
+            return
+        job.link.holds = False
+        core = self.scheduler.jobs[job.job_id]
+        if core.lane is not None and len(self.lanes.get(core.lane).users) > 1 and not job.cleared:
+            # Another user came while it ran; it did not know that it had to clear what it leaves.
+            self.lanes.get(core.lane).drop_all()
+            self._tell_of_holes(core.lane)
+
+    def _tell_of_holes(self, lane_id: int) -> None:
+        """Whoever is not at work in the lane lets go of what was dropped, so that its memory is free."""
+        for other in self.jobs.values():
+            if other.link is not None and other.link.lane_id == lane_id and not other.link.holds:
+                other.link.bring_up_to_date()
+                if other.worker is not None:
+                    other.worker.send(msg.Look())
 
     def _yield_late(self, job: LiveJob) -> None:
         wants_more, job.yields_late = job.yields_late, None
@@ -399,6 +427,9 @@ class Live:
             return
         if job.returning:
             job.exit_code = exit_code
+            self._end_unseen(job)
+            return
+        if job.job_id not in self.scheduler.jobs:
             self._end_unseen(job)
             return
         if self._still_uses_memory(job):
@@ -539,8 +570,9 @@ class Live:
             case act.CloseLane(lane_id):
                 self.lanes.close(lane_id)
             case act.PageOut(job_id, with_lane):
-                if not self._page_out(self.jobs[job_id], with_lane):
-                    answers.append(ev.PageOutFinished(job_id))
+                answer = self._page_out(self.jobs[job_id], with_lane)
+                if answer is not None:
+                    answers.append(answer)
             case act.PageIn(job_id):
                 if not self._page_in(self.jobs[job_id]):
                     answers.append(ev.PageInFinished(job_id))
@@ -556,8 +588,11 @@ class Live:
             job.started_at = time.time()
         self._holders[job.job_id] = job
         if job.link is not None:
+            job.link.holds = False
             job.link.bring_up_to_date()
+            job.link.holds = True
         words = job.page.words
+        job.cleared = bool(words[Word.SCRUB])
         words[Word.REVOKE] = words[Word.SOON] = 0
         if job.link is not None and job.link.suspended:
             # It waits in the middle of an iteration, and goes on with that one.
@@ -570,17 +605,20 @@ class Live:
 
     # Memory
 
-    def _page_out(self, job: LiveJob, with_lane: bool) -> bool:
-        """False: there is nothing to page."""
-        if job.link is None or job.worker is None:
-            return False
+    def _page_out(self, job: LiveJob, with_lane: bool) -> ev.Event | None:
+        """The answer, where it is known already."""
+        if job.link is None:
+            return ev.PageOutFinished(job.job_id)
+        if job.worker is None:
+            # It lost its connection and lives on, with everything it has.
+            return ev.PageOutFailed(job.job_id)
         job.page_orders += 1
         job.link.page_out(with_lane)
         job.worker.send(msg.Look())
         persistent = self.scheduler.jobs[job.job_id].footprint.persistent_bytes
         limit_s = PAGE_OUT_LIMIT_S + persistent / SLOWEST_PAGING_BYTES_S
         self._loop.call_later(limit_s, self._page_out_is_late, job, job.page_orders)
-        return True
+        return None
 
     def _page_in(self, job: LiveJob) -> bool:
         if job.link is None or job.worker is None:
@@ -604,6 +642,11 @@ class Live:
             if not done:
                 # Its memory is not free yet, whoever has it. It stays within reach on the host meanwhile.
                 self._loop.call_later(PAGE_AGAIN_S, self._page_in_again, job, job.page_orders)
+            elif job.link.suspended and core.lease is not Lease.NONE:
+                # It went in mid-iteration, too late, and has been given its lease back.
+                self._admit(job)
+                job.link.bring_up_to_date()
+                job.link.resume()
             elif core.phase is Phase.PAGING_IN:
                 self.handle(ev.PageInFinished(job.job_id))
                 # It may have asked for more meanwhile.
@@ -611,6 +654,10 @@ class Live:
         elif core.phase is Phase.PAGING_OUT:
             if not done:
                 log.warning("job %s could not be paged out", job.job_id)
+            elif job.link.suspended:
+                self._report_others(None)
+                self._holders.pop(job.job_id, None)
+                job.link.holds = False
             self.handle(ev.PageOutFinished(job.job_id) if done else ev.PageOutFailed(job.job_id))
         elif done:
             # Too late: it was given up on.
@@ -644,6 +691,7 @@ class Live:
         if job.uid not in lane.users:
             if lane.users:
                 lane.drop_all()
+                self._tell_of_holes(lane_id)
             lane.users.add(job.uid)
         for other in self.jobs.values():
             core = self.scheduler.jobs.get(other.job_id)
@@ -652,11 +700,12 @@ class Live:
 
     def _drop_what_it_left(self, job: LiveJob) -> None:
         """A process that died in the middle of an iteration has cleared nothing."""
-        core = self.scheduler.jobs[job.job_id]
-        if core.lane is not None and job.link is not None:
+        core = self.scheduler.jobs.get(job.job_id)
+        if core is not None and core.lane is not None and job.link is not None:
             lane = self.lanes.get(core.lane)
             if self._scrub or len(lane.users) > 1:
                 lane.drop_all()
+                self._tell_of_holes(core.lane)
 
     def _wanted(self, job: LiveJob) -> None:
         """The job waits in an allocation. It gets a little more than it asks for, so as not to ask every time."""

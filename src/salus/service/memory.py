@@ -153,6 +153,8 @@ class Link:
         """Lanes it was told to leave, by the number of the order."""
         self._seen: tuple[int | None, int, int] | None = None
         """Lane, changes in it and quota when it was brought up to date."""
+        self.holds = False
+        """It runs in the lane: what it has mapped there stays, whatever became of the lane."""
         self._suspends = False
         self.suspended = False
         """It was paged out in mid-iteration, and its allocation goes on when it has a lease again."""
@@ -253,9 +255,11 @@ class Link:
         lane = self._lanes.get(self.lane_id)
         if self._seen == (self.lane_id, lane.changes, lane_bytes):
             return []
-        self._seen = (self.lane_id, lane.changes, lane_bytes)
+        self._seen = None if self.holds else (self.lane_id, lane.changes, lane_bytes)
         records = []
         for number, slot in lane.slots.items():
+            if self.holds and number in self._has:
+                continue
             if number in self._own or self._has.get(number, 0) == slot.version or end_of(number) > lane_bytes:
                 continue
             if slot.descriptor >= 0:
