@@ -15,7 +15,7 @@ import pytest
 from salus.protocol import slots
 from salus.protocol.page import Word
 from salus.protocol.slots import Kind, Record
-from tests.memory.test_arena import EVERYTHING, MIB, descriptors, holds, opened, write
+from tests.memory.test_arena import EVERYTHING, MIB, Played, descriptors, holds, opened, write
 
 
 def page(arena, *, tries: int = 3000) -> None:
@@ -153,6 +153,64 @@ def test_a_job_that_waits_in_mid_iteration_goes_with_its_part_of_the_lane_and_co
     played.close()
     for chunk in lane:
         os.close(chunk)
+
+
+def test_in_a_lane_of_several_users_it_leaves_nothing_behind():
+    arena, played = opened((8 * MIB, 8 * MIB))
+    played.page.words[Word.SCRUB] = 1
+    work, freed = arena.alloc("lane", 4 * MIB), arena.alloc("lane", 4 * MIB)
+    write(work, 4 * MIB, 2)
+    write(freed, 4 * MIB, 3)
+    arena.yield_([])
+    played.hear()
+    assert all(os.pread(chunk, 2 * MIB, 0) == bytes(2 * MIB) for chunk in played.chunks.values()), "at every boundary"
+    assert arena.resume()
+    write(work, 4 * MIB, 2)
+    write(freed, 4 * MIB, 3)
+    arena.free("lane", freed, 4 * MIB)
+    waits = threading.Thread(target=lambda: arena.alloc("lane", 16 * MIB))
+    waits.start()
+    played.ours.recv(1 << 16)
+    played.send(Record(Kind.PAGE_OUT, 0, 1))
+    assert kinds(slots.unpack(played.ours.recv(1 << 16))) == [(Kind.PAGED, Kind.PAGE_OUT, 1)]
+    assert all(os.pread(chunk, 2 * MIB, 0) == bytes(2 * MIB) for chunk in played.chunks.values()), "and when it goes"
+    played.send(Record(Kind.QUOTA, 0, *EVERYTHING), Record(Kind.PAGE_IN), Record(Kind.RESUME))
+    waits.join(5)
+    assert holds(work, 4 * MIB, 2)
+    arena.close()
+    played.close()
+
+
+def test_host_memory_for_a_page_out_that_did_not_happen_is_given_back(pair):
+    arena, played = pair
+    address = arena.alloc("private", 8 * MIB)
+    write(address, 8 * MIB, 1)
+    arena.fail_at(7)
+    played.send(Record(Kind.PAGE_OUT))
+    page(arena)
+    assert kinds(played.hear()) == [(Kind.PAGED, Kind.PAGE_OUT, 0)]
+    assert played.page.words[Word.HOME_BYTES] == 0
+    assert holds(address, 8 * MIB, 1)
+
+
+def test_what_was_under_way_when_the_service_was_killed_is_undone():
+    arena, played = opened()
+    address = arena.alloc("private", 8 * MIB)
+    write(address, 8 * MIB, 1)
+    played.send(Record(Kind.PAGE_OUT))
+    arena._c.salus_arena_listen()  # ordered, and not begun
+    assert arena.where() == (False, False)
+    played.ours.close()
+    again = Played()
+    arena.reconnect(again.page.address(), os.dup(again.theirs.fileno()), holds=False)
+    played.theirs.detach()  # the arena closed it
+    page(arena)
+    assert again.page.words[Word.OUT_BYTES] == 0
+    again.send(Record(Kind.QUOTA, 0, *EVERYTHING))
+    assert arena.alloc("private", 2 * MIB), "nobody has to bring it back before it gets more"
+    assert holds(address, 8 * MIB, 1)
+    arena.close()
+    again.close()
 
 
 def test_one_that_went_in_mid_iteration_may_go_again_before_it_has_a_lease():
@@ -294,16 +352,18 @@ def test_whichever_call_of_the_driver_fails_nothing_is_lost_or_leaks():
         assert descriptors() == before, f"call {call} left a descriptor behind"
 
 
-def test_whichever_call_fails_in_mid_iteration_nothing_is_lost():
+@pytest.mark.parametrize("scrub", [0, 1])
+def test_whichever_call_fails_in_mid_iteration_nothing_is_lost(scrub):
     before = descriptors()
 
     def story(fail_at: int) -> int:
         arena, played = opened((8 * MIB, 4 * MIB))
+        played.page.words[Word.SCRUB] = scrub
         mine, work = arena.alloc("private", 4 * MIB), arena.alloc("lane", 4 * MIB)
-        write(mine, 4 * MIB, 1)
-        write(work, 4 * MIB, 2)
         arena.yield_([])
         played.hear()
+        write(mine, 4 * MIB, 1)
+        write(work, 4 * MIB, 2)
         got: list[int | None] = []
         arena.fail_at(fail_at)
         waits = threading.Thread(target=lambda: got.append(arena.alloc("lane", 4 * MIB)))

@@ -93,6 +93,20 @@ def test_a_service_that_ends_on_purpose_leaves_nothing_to_come_back_to(serve):
     finish(job)
 
 
+def test_a_service_that_is_killed_again_while_they_come_back_is_waited_for_too(serve):
+    service = serve("--policy", "rr", "--quantum", "0")
+    jobs = [service.job("--name", name, iterations=300, seconds=0.005) for name in ("a", "b", "c")]
+    eventually(lambda: len(iterations(service)) == 3 and min(iterations(service).values()) > 20, "all run")
+    for pause_s in (0.0, 0.02, 0.05, 0.1):
+        service.kill()
+        service.start()
+        time.sleep(pause_s)
+    for job in jobs:
+        errors = job.communicate(timeout=60)[1]
+        assert job.returncode == 0 and "unmanaged" not in errors, errors
+    eventually(lambda: service.status()["jobs"] == 0, "all have ended")
+
+
 def test_one_that_was_stopped_comes_back_late(serve):
     service = serve("--policy", "rr", "--quantum", "0")
     jobs = [service.job("--name", name, iterations=300, seconds=0.005) for name in ("a", "b")]

@@ -1,0 +1,77 @@
+"""The service's end of an arena's channel."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+
+from salus.protocol.page import Page, Word
+from salus.protocol.slots import Kind, Record, pack, unpack
+from salus.service.memory import Lanes, Link
+
+MIB = 1 << 20
+
+
+class Job:
+    """The other end, played by the test."""
+
+    def __init__(self, lanes: Lanes, name: str) -> None:
+        self.page, self._descriptor = Page.create()
+        self.link = Link(name, self.page, lanes, lambda: None, lambda: None, lambda *_: None)
+        self._sock = self.link.theirs
+        self._sock.setblocking(False)
+
+    def publish(self, slot: int) -> None:
+        chunk = os.memfd_create("salus-chunk")
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [chunk]))]
+        self._sock.sendmsg([pack([Record(Kind.PUBLISH, slot)])], ancillary)
+        os.close(chunk)
+        self.page.words[Word.JOB_PACKETS] += 1
+        assert self.link.catch_up()
+
+    def hears(self) -> list[int]:
+        heard: list[int] = []
+        while True:
+            try:
+                packet, ancillary, _, _ = self._sock.recvmsg(4096, socket.CMSG_SPACE(256))
+            except BlockingIOError:
+                return heard
+            for _, _, data in ancillary:
+                fds = array.array("i")
+                fds.frombytes(data)
+                for fd in fds:
+                    os.close(fd)
+            heard += [record.kind for record in unpack(packet)]
+
+    def close(self) -> None:
+        self.link.close()
+        self.page.close()
+        os.close(self._descriptor)
+
+
+def test_whoever_runs_in_a_lane_keeps_what_it_has_there_until_its_next_lease():
+    async def story() -> None:
+        lanes = Lanes(lambda *_: None)
+        runs, waits = Job(lanes, "runs"), Job(lanes, "waits")
+        for job in (runs, waits):
+            job.link.enter_lane(1)
+            job.link.set_quota(0, 8 * MIB)
+        runs.link.holds = True
+        runs.publish(0)
+        waits.link.bring_up_to_date()
+        assert Kind.CHUNK in waits.hears()
+        runs.hears()
+        lanes.get(1).drop_all()
+        runs.link.set_quota(0, 16 * MIB)
+        assert runs.hears() == [Kind.QUOTA], "it is in the middle of an iteration in that very chunk"
+        waits.link.bring_up_to_date()
+        assert waits.hears() == [Kind.HOLE]
+        runs.link.holds = False
+        runs.link.bring_up_to_date()
+        assert runs.hears() == [Kind.HOLE]
+        for job in (runs, waits):
+            job.close()
+
+    asyncio.run(story())
