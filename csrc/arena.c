@@ -548,7 +548,10 @@ int salus_arena_yield(const uint64_t *ranges, size_t count) {
     size_t next = 0;
     ENTER;
     arena.impatient = 1;
-    for (unsigned slot = 0; arena.device && slot < arena.top; slot++) {
+    /* Suspended in mid-iteration, by a service that was killed then: there is no boundary before it has been resumed. */
+    if (arena.device && arena.suspended)
+        status = -1;
+    for (unsigned slot = 0; arena.device && status >= 0 && slot < arena.top; slot++) {
         struct slot *found = &arena.slots[slot];
         uint64_t begin = arena.lane_base + salus_slot_offset(slot), end = begin + salus_slot_size(slot);
         int live;
@@ -563,6 +566,10 @@ int salus_arena_yield(const uint64_t *ranges, size_t count) {
                 status = -1;
                 break;
             }
+            if (found->state != SHARED) {
+                slot--; /* it was suspended while it waited; look again */
+                continue;
+            }
             if (found->published)
                 say(TAKE, slot, 0, 0, -1);
             own(slot);
@@ -570,7 +577,7 @@ int salus_arena_yield(const uint64_t *ranges, size_t count) {
             found->empty_for = live ? 0 : found->empty_for + 1;
             if (found->empty_for >= RETURN_AFTER)
                 status = 1;
-        } else if (!found->published) {
+        } else if (found->state == SHARED && !found->published) {
             if (CALL(export_fd, found->handle, &fd)) {
                 /* Nobody else can have it. It stays ours, and others make their own. */
                 own(slot);

@@ -129,13 +129,18 @@ static int wait_for_service(void) {
     return arena.lost ? -1 : 0;
 }
 
+/* Whoever is paged out, or suspended without a lease, makes nothing on the device, whatever its quotas are. */
+static int may_have(uint64_t private_bytes, uint64_t lane) {
+    return !arena.away && !arena.suspended && private_bytes <= arena.private_quota && lane <= arena.lane_quota;
+}
+
 /* Waits until the quotas are this large; -1 if they never will be. 0 is: what it has. */
 int want(uint64_t private_bytes, uint64_t lane) {
-    if (!arena.away && private_bytes <= arena.private_quota && lane <= arena.lane_quota)
+    if (may_have(private_bytes, lane))
         return 0;
     if (!arena.lost)
         listen_all();
-    if (!arena.away && private_bytes <= arena.private_quota && lane <= arena.lane_quota)
+    if (may_have(private_bytes, lane))
         return 0;
     arena.refused = 0;
     arena.page[WAITING_FOR_MEMORY] = 1;

@@ -29,6 +29,12 @@ LIBRARY = os.environ.get("SALUS_TEST_ARENA")
 
 
 KEPT: list[ServiceConnection] = []
+EVENTS: list[str] = []
+"""What happened, for when something is wrong."""
+
+
+def note(what: str) -> None:
+    EVENTS.append(f"{time.monotonic():.4f} {what}")
 
 
 class HostMemory:
@@ -42,29 +48,39 @@ class HostMemory:
         self.arena.trust(WHERE_IT_WAITS)
 
     def before_yield(self) -> bool:
-        return self.arena.yield_(list(self.live.items()))
+        left = self.arena.yield_(list(self.live.items()))
+        note(f"yield {left} {threading.current_thread().name}")
+        return left
 
     def after_grant(self) -> bool:
         self.resumed += 1
-        return self.arena.resume(poison=True)
+        resumed = self.arena.resume(poison=True)
+        note(f"resume {resumed} {self.arena.where()}")
+        return resumed
 
     def wait(self) -> None:
         pass
 
     def detach(self) -> bool:
-        return self.arena.detach()
+        detached = self.arena.detach()
+        note(f"detach {detached}")
+        return detached
 
     def where(self) -> tuple[bool, bool]:
         return self.arena.where()
 
     def reopen(self, page_address: int, channel: int, holds: bool) -> None:
+        note(f"reconnect {holds} {self.arena.where()}")
         self.arena.reconnect(page_address, channel, holds)
 
     def go_alone(self) -> None:
+        note("alone")
         self.arena.go_alone()
 
     def listen(self) -> bool:
-        return self.arena.listen()
+        more = self.arena.listen()
+        note(f"listen {more} {self.arena.where()}")
+        return more
 
 
 class Block:
@@ -84,11 +100,14 @@ class Block:
         for place in self.places:
             self.words[place] = word + place
 
-    def check(self) -> None:
+    def check(self, when: str) -> None:
         for place in self.places:
             if self.words[place] != self.word + place:
+                wrong = [one for one in self.places if self.words[one] != self.word + one]
+                print(*EVENTS[-40:], sep="\n", file=sys.stderr)
                 sys.exit(
-                    f"{self.kind} memory was overwritten: {self.words[place]:#x} at {place} of {self.size >> 20} MiB"
+                    f"{self.kind} memory was overwritten: {self.words[place]:#x} at {place} of {self.size >> 20} MiB, "
+                    f"{len(wrong)} of {len(self.places)} places, {when}"
                 )
 
 
@@ -120,13 +139,15 @@ def main(name: str, iterations: int, seed: int) -> None:
         threading.Event().wait(0.01)
     for iteration in range(iterations):
         lease.begin()
+        note(f"iteration {iteration}, {len(kept)} kept")
         for block in (*kept, *private):
-            block.check()
+            block.check(f"kept until iteration {iteration}")
         sizes = [rng.choice((2, 2, 4, 20, 6)) * MIB for _ in range(rng.randrange(1, 5))]
         blocks = [Block(memory.arena, "lane", size, seed << 40 | iteration << 20) for size in sizes]
+        note("allocated")
         time.sleep(ITERATION_S)
         for block in (*kept, *blocks):
-            block.check()
+            block.check(f"within iteration {iteration}")
         for block in blocks:
             if rng.random() < 0.1 and len(kept) < 4:
                 kept.append(block)
@@ -140,7 +161,7 @@ def main(name: str, iterations: int, seed: int) -> None:
         lease.end()
         if private and rng.random() < 0.3:
             block = rng.choice(private)
-            block.check()
+            block.check(f"after iteration {iteration}")
             block.write(seed << 40 | iteration << 20)
             time.sleep(rng.choice((0, 0, 0.001, 0.02)))
     print(f"finished {name} {memory.resumed}")

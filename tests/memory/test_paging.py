@@ -181,6 +181,44 @@ def test_in_a_lane_of_several_users_it_leaves_nothing_behind():
     played.close()
 
 
+def test_one_that_is_suspended_cannot_be_at_a_boundary():
+    """A service that is killed while a job waits in a boundary for room of its own, paged out by then."""
+    arena, played = opened((4 * MIB, 8 * MIB))
+    arena.alloc("private", 4 * MIB)
+    work = arena.alloc("lane", 4 * MIB)
+    write(work, 4 * MIB, 2)
+    left: list[bool] = []
+    waits = threading.Thread(target=lambda: left.append(arena.yield_([(work, 4 * MIB)])))
+    waits.start()
+    assert slots.unpack(played.ours.recv(1 << 16))[0].kind == Kind.WANT
+    played.send(Record(Kind.PAGE_OUT, 0, 1))
+    assert kinds(slots.unpack(played.ours.recv(1 << 16))) == [(Kind.PAGED, Kind.PAGE_OUT, 1)]
+    played.ours.close()
+    waits.join(5)
+    assert left == [False]
+    assert not arena.yield_([(work, 4 * MIB)]), "nor any later"
+    again = Played()
+    assert arena.where() == (True, True)
+    arena.reconnect(again.page.address(), os.dup(again.theirs.fileno()), holds=False)
+    played.theirs.detach()  # the arena closed it
+    again.send(Record(Kind.QUOTA, 0, *EVERYTHING), Record(Kind.PAGE_IN))
+    page(arena)
+    more: list[int | None] = []
+    grows = threading.Thread(target=lambda: more.append(arena.alloc("lane", 4 * MIB)))
+    grows.start()
+    grows.join(0.1)
+    assert not more, "it goes on in its iteration, and still has no lease"
+    again.send(Record(Kind.RESUME))
+    grows.join(5)
+    assert more and more[0]
+    assert holds(work, 4 * MIB, 2)
+    again.hear()
+    assert arena.yield_([(work, 4 * MIB)])
+    assert holds(work, 4 * MIB, 2)
+    arena.close()
+    again.close()
+
+
 def test_host_memory_for_a_page_out_that_did_not_happen_is_given_back(pair):
     arena, played = pair
     address = arena.alloc("private", 8 * MIB)
