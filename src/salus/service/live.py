@@ -738,11 +738,11 @@ class Live:
             self.handle(ev.MemoryWanted(job.job_id, footprint))
 
     def _may_grow(self, job: LiveJob) -> bool:
-        """Where nothing can be paged out, jobs of unknown size are measured one at a time.
+        """Where not everybody could be paged out, jobs of unknown size are measured one at a time.
 
         Two that grow into each other could both be stuck.
         """
-        if job.measured or self.scheduler.config.host_bytes != 0:
+        if job.measured or (self.scheduler.config.host_bytes != 0 and self._host_takes_all()):
             return True
         if self._growing is None or self._growing not in self.jobs:
             self._growing = job.job_id
