@@ -34,6 +34,10 @@ def test_jobs_come_back_with_their_names_their_counts_and_their_turns(serve):
     assert {name: row["iterations"] for name, row in rows.items()} == {"a": 400, "b": 400, "c": 400, "new": 10}
     assert all(row["exit_code"] == 0 for row in rows.values())
     assert rows["new"]["id"] not in ids.values()
+    service.process.terminate()
+    service.process.wait(timeout=10)
+    replayed = service.salus("replay", str(service.journals()[-1]))
+    assert replayed.returncode == 0, replayed.stderr
 
 
 def test_whoever_holds_the_lease_does_not_even_pause(serve):
