@@ -11,18 +11,11 @@
  */
 #include "state.h"
 
-#include <ctype.h>
-#include <dirent.h>
-#include <stdio.h>
 #include <time.h>
-#include <unistd.h>
-
-#include <fcntl.h>
 
 #define MOST_UNITS 1024
 #define GROUP_BYTES ((uint64_t)64 << 20)
 #define PATIENCE_MS 2000
-#define REST_US 20000
 #define WOKE_NS 100000
 #define CAREFUL_BYTES ((uint64_t)64 << 20)
 
@@ -37,7 +30,7 @@ struct unit {
 
 static struct unit units[MOST_UNITS];
 
-static uint64_t now_ns(void) {
+uint64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -45,74 +38,6 @@ static uint64_t now_ns(void) {
 
 static uint64_t now_ms(void) {
     return now_ns() / 1000000;
-}
-
-/* Whether the thread is on a processor, or in the middle of a call of the driver. */
-static int is_awake(const char *thread) {
-    char path[64], text[256], *end;
-    ssize_t got;
-    int fd;
-    snprintf(path, sizeof path, "/proc/self/task/%.20s/stat", thread);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0; /* it has ended */
-    got = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (got <= 0)
-        return 0;
-    text[got] = 0;
-    end = strrchr(text, ')');
-    return end && (end[2] == 'R' || end[2] == 'D');
-}
-
-static int others_sleep(void) {
-    char self[24];
-    struct dirent *entry;
-    int sleep = 1;
-    DIR *threads = opendir("/proc/self/task");
-    if (!threads)
-        return 0;
-    snprintf(self, sizeof self, "%d", (int)gettid());
-    while (sleep && (entry = readdir(threads)))
-        if (isdigit((unsigned char)entry->d_name[0]) && strcmp(entry->d_name, self))
-            sleep = !is_awake(entry->d_name);
-    closedir(threads);
-    return sleep;
-}
-
-/* Nanoseconds on a processor, of all other threads together. */
-static uint64_t work_of_others(void) {
-    char self[24], path[64], text[64];
-    struct dirent *entry;
-    uint64_t sum = 0;
-    DIR *threads = opendir("/proc/self/task");
-    snprintf(self, sizeof self, "%d", (int)gettid());
-    while (threads && (entry = readdir(threads))) {
-        int fd;
-        ssize_t got;
-        if (!isdigit((unsigned char)entry->d_name[0]) || !strcmp(entry->d_name, self))
-            continue;
-        snprintf(path, sizeof path, "/proc/self/task/%.20s/schedstat", entry->d_name);
-        fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (fd < 0)
-            continue;
-        got = read(fd, text, sizeof text - 1);
-        close(fd);
-        if (got > 0) {
-            text[got] = 0;
-            sum += strtoull(text, NULL, 10);
-        }
-    }
-    if (threads)
-        closedir(threads);
-    return sum;
-}
-
-/* One that copies from or to the host is on a processor most of the time; one that waits for Python's lock, hardly. */
-static int others_rest(void) {
-    uint64_t before = work_of_others(), began = now_ns();
-    usleep(REST_US);
-    return work_of_others() - before < (now_ns() - began) / 20;
 }
 
 /* Homes. */
@@ -206,10 +131,6 @@ static int make_all_homes(void) {
 }
 
 /* Before a copy: where it goes to. */
-
-static int prepare_out(struct unit *unit) {
-    return make_home(unit->home, unit->size);
-}
 
 static int prepare_in(struct unit *unit, uint64_t stage) {
     int parked = unit->slot && unit->slot->parked;
@@ -307,7 +228,7 @@ static int move(unsigned count, int out, int careful) {
     uint64_t bytes = 0, stage = arena.stage_base;
     int status = DONE;
     for (; ready < count; ready++) {
-        if (out ? prepare_out(&units[ready]) : prepare_in(&units[ready], stage)) {
+        if (out ? make_home(units[ready].home, units[ready].size) : prepare_in(&units[ready], stage)) {
             status = FAILED;
             break;
         }
@@ -347,16 +268,6 @@ static int move(unsigned count, int out, int careful) {
 
 /* Orders. */
 
-/* A new service did not order what is under way: it is undone, and the job is where it was before. */
-void undo_paging(void) {
-    if (arena.suspended && !arena.suspends)
-        arena.moving = 0; /* it counts as paged out, and the rest of it comes in with a PAGE_IN */
-    else if (arena.moving == PAGE_OUT || arena.moving == PAGE_IN) {
-        arena.moving = PAGE_IN;
-        arena.reverts = 1;
-    }
-}
-
 void order_paging(int kind, int flag) {
     arena.moving = kind;
     arena.moving_since = now_ms();
@@ -376,10 +287,18 @@ static void answer(int kind, int done) {
     tell_page();
 }
 
+/* What went out comes back. The service hears of it when it has. */
 static void undo(void) {
-    /* What went out comes back. The service hears of it when it has. */
     arena.moving = PAGE_IN;
     arena.reverts = 1;
+}
+
+/* A new service did not order what is under way: it is undone, and the job is where it was before. */
+void undo_paging(void) {
+    if (arena.suspended && !arena.suspends)
+        arena.moving = 0; /* it counts as paged out, and the rest of it comes in with a PAGE_IN */
+    else if (arena.moving == PAGE_OUT || arena.moving == PAGE_IN)
+        undo();
 }
 
 /* It stays on the device after all: host memory that was made for it is not needed. */

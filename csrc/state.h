@@ -4,7 +4,8 @@
  * arena.c    segments, slots and what backs them; the way in and out
  * channel.c  packets to and from the service; the wait for memory
  * paging.c   to the host and back
- * python.c   what the threads of Python are at
+ * threads.c  what the other threads of the process are at
+ * python.c   and those of Python
  */
 #ifndef SALUS_STATE_H
 #define SALUS_STATE_H
@@ -125,7 +126,12 @@ int want(uint64_t private_bytes, uint64_t lane);
 enum { DONE, MORE, BUSY, FAILED, WOKE };
 /* Goes on with what is `moving`, for about so many bytes; with Python's lock, or from within an allocation. */
 int page_some(uint64_t most, int with_python);
+uint64_t now_ns(void);
 int python_rests(void);
+
+int others_sleep(void);
+int others_rest(void);
+uint64_t work_of_others(void);
 /* Brings everything back now, whatever it takes. */
 int page_in_all(void);
 void order_paging(int kind, int flag);

@@ -260,11 +260,10 @@ def inference() -> Step:
     return step
 
 
-def large() -> Step:
-    """About 4 GiB that stay: for when there is not room for everyone."""
-    model = nn.Sequential(*(nn.Linear(8192, 8192) for _ in range(5))).to(DEVICE)
+def linear(width: int, layers: int, batch: int) -> Step:
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
-    x = torch.randn(256, 8192, device=DEVICE)
+    x = torch.randn(batch, width, device=DEVICE)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
@@ -274,22 +273,16 @@ def large() -> Step:
         return loss.detach()
 
     return step
+
+
+def large() -> Step:
+    """About 4 GiB that stay: for when there is not room for everyone."""
+    return linear(8192, layers=5, batch=256)
 
 
 def sized(width: int) -> Step:
     """Jobs of different sizes, by their width."""
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(3))).to(DEVICE)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
-    x = torch.randn(512, width, device=DEVICE)
-
-    def step() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    return linear(width, layers=3, batch=512)
 
 
 def too_large() -> Step:

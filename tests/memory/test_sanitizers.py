@@ -10,9 +10,7 @@ from tests.service.harness import Service
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
-SOURCES = [
-    str(CSRC / name) for name in ("arena.c", "channel.c", "paging.c", "python.c", "device_host.c", "device_cuda.c")
-]
+SOURCES = [str(path) for path in sorted(CSRC.glob("*.c"))]
 FLAGS = ["-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror"]
 
 

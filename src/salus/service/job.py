@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,3 +82,19 @@ class LiveJob:
             if self.grant_event >= 0:
                 os.close(self.grant_event)
             self.page, self.grant_event = None, -1
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    alive = not is_dead(pidfd)
+    os.close(pidfd)
+    return alive
+
+
+def is_dead(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import secrets
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -31,9 +30,10 @@ from salus.protocol.page import Page, Word
 from salus.protocol.slots import Kind
 from salus.service.connection import Connection
 from salus.service.history import History, PastRun, command_key
-from salus.service.job import LiveJob
+from salus.service.job import LiveJob, is_alive, is_dead
 from salus.service.journal import Journal
 from salus.service.memory import Lanes, Link
+from salus.service.paging import Pager
 from salus.service.registry import Registry
 from salus.service.view import describe, footprint_of
 
@@ -49,13 +49,6 @@ AWAKE_S = 0.002
 """How long the service stays awake for a yield that was announced."""
 NOTABLE_BYTES = 32 << 20
 """A change of less is not worth a decision."""
-RECOVERY_S = 3.0
-"""How long jobs from before a restart may take to come back."""
-RECOVERY_TICK_S = 0.02
-PAGE_OUT_LIMIT_S = 5.0
-SLOWEST_PAGING_BYTES_S = 1 << 30
-"""A job that takes longer than this to be paged out is given up on."""
-PAGE_AGAIN_S = 0.1
 MEASURE_S = 0.1
 SETTLED_AFTER = 3
 """Boundaries after which a job has shown how much memory it needs."""
@@ -77,11 +70,10 @@ class Live:
     ) -> None:
         self.scheduler = Scheduler(config, policy)
         self.lanes = Lanes(self._lane_released)
+        self._pager = Pager(self)
         self.jobs: dict[str, LiveJob] = {}
         self.ended: dict[str, LiveJob] = {}
-        self._journal, self._history, self._registry, self._on_empty = journal, history, registry, on_empty
-        self._recovery: asyncio.Handle | None = None
-        self._recovery_ends_at = 0.0
+        self._journal, self._history, self.registry, self.on_empty = journal, history, registry, on_empty
         self._scrub = scrub
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -91,18 +83,18 @@ class Live:
         self._outside_bytes = 0
         self._growing: str | None = None
         """The job whose size is being measured."""
-        self._holders: dict[str, LiveJob] = {}
+        self.holders: dict[str, LiveJob] = {}
 
     # Facts from connections
 
     def register(self, connection: Connection, asked: msg.Register) -> LiveJob:
         key = command_key(asked.command, asked.directory)
         token, now = secrets.token_hex(16), time.time()
-        job_id = self._registry.add(token, connection.uid, asked, now, connection.pid)
+        job_id = self.registry.add(token, connection.uid, asked, now, connection.pid)
         job = LiveJob(job_id, token, connection.uid, asked, key, now, launcher=connection)
         self.jobs[job.job_id] = job
         try:
-            actions = self.handle(ev.JobArrived(self._spec(job)))
+            actions = self.handle(ev.JobArrived(self.spec(job)))
         except (RequestRejected, ValueError) as error:
             self._forget(job)
             raise RequestRejected(str(error)) from None
@@ -115,9 +107,9 @@ class Live:
 
     def _forget(self, job: LiveJob) -> None:
         del self.jobs[job.job_id]
-        self._registry.remove(job.job_id)
+        self.registry.remove(job.job_id)
 
-    def _of(self, connection: Connection, job_id: str, token: str) -> LiveJob:
+    def job_of(self, connection: Connection, job_id: str, token: str) -> LiveJob:
         job = self.jobs.get(job_id)
         if job is None or not secrets.compare_digest(job.token, token) or connection.uid != job.uid:
             # One answer for all of these: who has no token learns nothing about whose job it is.
@@ -125,19 +117,19 @@ class Live:
         return job
 
     def attach(self, connection: Connection, asked: msg.Attach) -> LiveJob:
-        job = self._of(connection, asked.job_id, asked.token)
-        if (job.returning or job.may_return) and job.had_worker and _is_alive(job.waited_for):
+        job = self.job_of(connection, asked.job_id, asked.token)
+        if (job.returning or job.may_return) and job.had_worker and is_alive(job.waited_for):
             raise RequestRejected(f"job {job.job_id} uses the device from another process; this one runs unmanaged")
         job.may_return = False
         if job.returning:
             # It was registered before the restart, and begins to use the device now.
-            self._arrive_again(job)
-        self._open(connection, job, asked.arena)
+            self.arrive_again(job)
+        self.open(connection, job, asked.arena)
         if job.link is not None:
-            self._admit(job)
+            self.admit(job)
         return job
 
-    def _open(self, connection: Connection, job: LiveJob, arena: bool) -> None:
+    def open(self, connection: Connection, job: LiveJob, arena: bool) -> None:
         """The page, the event and the channel of a process that uses the device."""
         if job.worker is not None or self._still_uses_memory(job):
             raise RequestRejected(
@@ -166,7 +158,7 @@ class Live:
         connection.send(msg.Attached(job.job_id), tuple(descriptors))
         if job.link is not None:
             job.link.close_theirs()
-        self._registry.attached(job.job_id, connection.pid)
+        self.registry.attached(job.job_id, connection.pid)
         self._note_place(job)
 
     def _note_place(self, job: LiveJob) -> None:
@@ -180,103 +172,16 @@ class Live:
         words[Word.RESERVED_EPHEMERAL] = core.footprint.ephemeral_bytes
         words[Word.RESERVED_INTERNAL] = core.footprint.internal_bytes
 
-    # After a restart
-
-    def recover(self) -> None:
-        """Jobs of the service before us are given a moment to come back; until then nobody gets anything."""
-        for saved in self._registry.all():
-            key = command_key(saved.asked.command, saved.asked.directory)
-            job = LiveJob(saved.job_id, saved.token, saved.uid, saved.asked, key, saved.submitted_at, launcher=None)
-            job.returning, job.waited_for, job.had_worker = True, saved.worker or saved.launcher, saved.worker > 0
-            self.jobs[job.job_id] = job
-        if self.jobs:
-            log.info("waits for %d jobs from before to come back", len(self.jobs))
-            self._decide(ev.RecoveryBegan())
-            self._recovery_ends_at = self._loop.time() + RECOVERY_S
-            self._recovery = self._loop.call_soon(self._look_who_is_missing)
-
-    def rejoin(self, connection: Connection, asked: msg.Rejoin) -> LiveJob:
-        job = self._of(connection, asked.job_id, asked.token)
-        if job.launcher is not None:
-            raise RequestRejected(f"job {job.job_id} has a launcher already")
-        job.launcher = connection
-        return job
-
-    def reattach(self, connection: Connection, asked: msg.Reattach) -> LiveJob:
-        job = self._of(connection, asked.job_id, asked.token)
-        if not (job.returning or job.may_return):
-            # It was cut off by this very service. Others may use what it has mapped.
-            raise RequestRejected(f"job {job.job_id} lost its connection; this process runs unmanaged")
-        # In this order: what cannot be opened changes nothing.
-        self._open(connection, job, asked.arena)
-        job.returning = job.may_return = False
-        if job.job_id in self.scheduler.jobs:
-            # It was believed to have nothing: its launcher came back in time, and it did not.
-            self._decide(ev.JobLeft(job.job_id))
-        capacity = self.scheduler.config.capacity_bytes
-        sizes = (asked.persistent_bytes, asked.ephemeral_bytes, asked.internal_bytes)
-        footprint = Footprint(*(min(max(0, size), capacity) for size in sizes))
-        job.reported_iterations, job.reported_ns = max(0, asked.iterations), max(0, asked.used_ns)
-        recovering = self._recovery is not None
-        if job.link is not None:
-            job.link.suspended = asked.suspended
-        if asked.holds:
-            self._holders[job.job_id] = job
-        if job.link is not None:
-            job.link.holds = asked.holds
-        self._decide(
-            ev.JobReturned(
-                replace(self._spec(job), footprint=footprint),
-                footprint,
-                lane_id=asked.lane if recovering and not asked.on_host else None,
-                on_host=asked.on_host,
-                mid_iteration=asked.suspended,
-                holds=asked.holds,
-                ready=asked.waits,
-                iterations=job.reported_iterations,
-                gpu_time_s=job.reported_ns / 1e9,
-            )
-        )
-        job.started_at = job.started_at or time.time()
-        job.measured = True
-        log.info("job %s (%s) is back", job.job_id, job.asked.name)
-        return job
-
-    def _look_who_is_missing(self) -> None:
-        """Ends the recovery when nobody is who still lives, or when it has lasted long enough."""
-        missing = [
-            job
-            for job in self.jobs.values()
-            if job.returning and (job.had_worker or job.launcher is None) and _is_alive(job.waited_for)
-        ]
-        if missing and self._loop.time() < self._recovery_ends_at:
-            self._recovery = self._loop.call_later(RECOVERY_TICK_S, self._look_who_is_missing)
-        else:
-            self._end_recovery()
-
-    def _end_recovery(self) -> None:
-        self._recovery = None
-        for job in [job for job in self.jobs.values() if job.returning]:
-            if job.launcher is not None:
-                job.may_return = job.had_worker
-                self._arrive_again(job)
-            else:
-                log.info("job %s (%s) did not come back", job.job_id, job.asked.name)
-                self._end_unseen(job)
-        self.handle(ev.RecoveryFinished())
-        if not self.jobs:
-            self._on_empty()
-
-    def _arrive_again(self, job: LiveJob) -> None:
+    def arrive_again(self, job: LiveJob) -> None:
         """It has nothing on the device, as far as is known."""
         job.returning = False
-        actions = self._decide(ev.JobArrived(self._spec(job)))
+        actions = self.decide(ev.JobArrived(self.spec(job)))
         if any(isinstance(action, act.RefuseJob) for action in actions):
             # The service was started again for less than it needs.
             log.warning("job %s (%s) does not fit any more", job.job_id, job.asked.name)
-            self._end_unseen(job)
+            self.end_unseen(job)
 
-    def _end_unseen(self, job: LiveJob) -> None:
+    def end_unseen(self, job: LiveJob) -> None:
         job.returning = False
         job.finished_at = time.time()
         self._forget(job)
@@ -287,14 +192,14 @@ class Live:
     def _link(self, job: LiveJob, page: Page) -> Link:
         def want() -> None:
             # Not from inside another decision: a record may be read in the middle of one.
-            self._loop.call_soon(self._wanted, job)
+            self._loop.call_soon(self.wanted, job)
 
         def broken() -> None:
             if job.worker is not None:
                 self._loop.call_soon(job.worker.close)
 
         def paged(kind: Kind, done: bool) -> None:
-            self._loop.call_soon(self._paged, job, kind, done)
+            self._loop.call_soon(self._pager.paged, job, kind, done)
 
         return Link(job.job_id, page, self.lanes, want, broken, paged)
 
@@ -306,7 +211,7 @@ class Live:
 
     def yielding(self, job: LiveJob) -> None:
         """The job waits for the device and then yields. Meanwhile the next one wakes up, and we do not go to sleep."""
-        if job.job_id not in self._holders:
+        if job.job_id not in self.holders:
             return
         following = self.jobs.get(self.scheduler.next_in_lane(job.job_id) or "")
         if following is not None and following.page is not None:
@@ -330,14 +235,14 @@ class Live:
             return
         self._report_others(job)
         iterations, used_s = self._used(job)
-        self._holders.pop(job.job_id, None)
+        self.holders.pop(job.job_id, None)
         self._lease_is_over(job)
         if self.scheduler.jobs[job.job_id].lease is Lease.NONE:
             raise RequestRejected(f"job {job.job_id} gives up a lease that it does not have")
-        self._decide(ev.IterationFinished(job.job_id, used_s, iterations, yielded=wants_more))
+        self.decide(ev.IterationFinished(job.job_id, used_s, iterations, yielded=wants_more))
         if not wants_more:
             # Idle ends the lease too. Yielded first, the job might be granted the next one before it is idle.
-            self._decide(ev.JobIdled(job.job_id))
+            self.decide(ev.JobIdled(job.job_id))
 
     def _lease_is_over(self, job: LiveJob) -> None:
         if job.link is None:
@@ -349,6 +254,13 @@ class Live:
             self.lanes.get(core.lane).drop_all()
             self._tell_of_holes(core.lane)
 
+    def lease_went_with(self, job: LiveJob) -> None:
+        """It was paged out in mid-iteration, and so its lease is over."""
+        self._report_others(None)
+        self.holders.pop(job.job_id, None)
+        if job.link is not None:
+            job.link.holds = False
+
     def _tell_of_holes(self, lane_id: int) -> None:
         """Whoever is not at work in the lane lets go of what was dropped, so that its memory is free."""
         for other in self.jobs.values():
@@ -359,7 +271,7 @@ class Live:
 
     def _yield_late(self, job: LiveJob) -> None:
         wants_more, job.yields_late = job.yields_late, None
-        if wants_more is not None and job.job_id in self.jobs and job.job_id in self._holders:
+        if wants_more is not None and job.job_id in self.jobs and job.job_id in self.holders:
             self.yielded(job, wants_more)
 
     def worker_lost(self, job: LiveJob) -> None:
@@ -369,33 +281,33 @@ class Live:
             core = self.scheduler.jobs[job.job_id]
             if core.lease is Lease.NONE and not core.stalled:
                 # It goes on by itself, outside the lane. A lease would be lost on it.
-                self._decide(ev.JobIdled(job.job_id))
+                self.decide(ev.JobIdled(job.job_id))
             return
         self._report_others(None)
         self._drop_what_it_left(job)
         job.worker = None
-        self._holders.pop(job.job_id, None)
+        self.holders.pop(job.job_id, None)
         job.used = footprint_of(self.scheduler, job)
         if job.link is not None:
             job.link.close()
             job.link = None
         phase = self.scheduler.jobs[job.job_id].phase
         if phase is Phase.PAGING_OUT:
-            self._decide(ev.PageOutFinished(job.job_id))
+            self.decide(ev.PageOutFinished(job.job_id))
         elif phase is Phase.PAGING_IN:
-            self._decide(ev.PageInFinished(job.job_id))
+            self.decide(ev.PageInFinished(job.job_id))
         if job.launcher is None:
             self.end(job, None)
         elif not self.scheduler.jobs[job.job_id].stalled:
             # One that was stalled in an allocation is in the middle of an iteration to the core, until it leaves.
-            self._decide(ev.JobIdled(job.job_id))
+            self.decide(ev.JobIdled(job.job_id))
 
     def _still_uses_memory(self, job: LiveJob) -> bool:
         """A process with an arena may work in its lane until it is dead, connection or not: nobody else may, before.
 
         Its sockets close before the GPU lets go of it. When it is dead, what was put off is done.
         """
-        if job.pidfd < 0 or _is_dead(job.pidfd):
+        if job.pidfd < 0 or is_dead(job.pidfd):
             return False
         if not job.watched:
             job.watched = True
@@ -427,10 +339,10 @@ class Live:
             return
         if job.returning:
             job.exit_code = exit_code
-            self._end_unseen(job)
+            self.end_unseen(job)
             return
         if job.job_id not in self.scheduler.jobs:
-            self._end_unseen(job)
+            self.end_unseen(job)
             return
         if self._still_uses_memory(job):
             # What was started is done, and something it started in turn is not.
@@ -445,8 +357,8 @@ class Live:
             **footprint_of(self.scheduler, job),
         }
         job.finished_at, job.exit_code = time.time(), exit_code
-        self._holders.pop(job.job_id, None)
-        self._decide(ev.JobLeft(job.job_id))
+        self.holders.pop(job.job_id, None)
+        self.decide(ev.JobLeft(job.job_id))
         self._forget(job)
         self.ended[job.job_id] = job
         while len(self.ended) > KEPT_ENDED:
@@ -467,7 +379,7 @@ class Live:
         job.close()
         log.info("job %s ended with status %s", job.job_id, exit_code)
         if not self.jobs:
-            self._on_empty()
+            self.on_empty()
 
     def cancel(self, job: LiveJob, force: bool) -> None:
         job.cancelled = True
@@ -487,9 +399,9 @@ class Live:
 
     def handle(self, event: ev.Event) -> list[act.Action]:
         self._report_others(None)
-        return self._decide(event)
+        return self.decide(event)
 
-    def _decide(self, event: ev.Event) -> list[act.Action]:
+    def decide(self, event: ev.Event) -> list[act.Action]:
         now = self._loop.time()
         actions = self.scheduler.handle(event, now)
         answers: list[ev.Event] = []
@@ -502,8 +414,8 @@ class Live:
         if self._journal is not None:
             self._journal.record(event, now, actions)
         for answer in answers:
-            self._decide(answer)
-        if self._contention is None and len(self._holders) < len(self.jobs):
+            self.decide(answer)
+        if self._contention is None and len(self.holders) < len(self.jobs):
             self._contention = self._loop.call_later(CONTENTION_S, self._tell_contention)
         if self._news is None and self.scheduler.queue_length:
             self._news = self._loop.call_later(QUEUE_NEWS_S, self._tell_queue)
@@ -517,11 +429,11 @@ class Live:
 
     def _report_others(self, besides: LiveJob | None) -> None:
         """What the lease holders used since the last time, off their pages."""
-        for job in list(self._holders.values()):
+        for job in list(self.holders.values()):
             if job is not besides:
                 iterations, used_s = self._used(job)
                 if used_s > 0 or iterations:
-                    self._decide(ev.IterationFinished(job.job_id, used_s, iterations))
+                    self.decide(ev.IterationFinished(job.job_id, used_s, iterations))
 
     def _used(self, job: LiveJob) -> tuple[int, float]:
         if job.page is None:
@@ -544,13 +456,13 @@ class Live:
                     job.page.words[Word.REVOKE] = 1
             case act.AdmitJob(job_id):
                 job = self.jobs[job_id]
-                self._admit(job)
+                self.admit(job)
                 self._note_place(job)
                 if job.launcher is not None and job.last_queued is not None:
                     job.launcher.send(msg.Admitted())
                     job.last_queued = None
             case act.AllowGrowth(job_id):
-                self._admit(self.jobs[job_id])
+                self.admit(self.jobs[job_id])
                 self._note_place(self.jobs[job_id])
                 self._loop.call_soon(self._yield_late, self.jobs[job_id])
             case act.RefuseGrowth(job_id):
@@ -570,11 +482,11 @@ class Live:
             case act.CloseLane(lane_id):
                 self.lanes.close(lane_id)
             case act.PageOut(job_id, with_lane):
-                answer = self._page_out(self.jobs[job_id], with_lane)
+                answer = self._pager.page_out(self.jobs[job_id], with_lane)
                 if answer is not None:
                     answers.append(answer)
             case act.PageIn(job_id):
-                if not self._page_in(self.jobs[job_id]):
+                if not self._pager.page_in(self.jobs[job_id]):
                     answers.append(ev.PageInFinished(job_id))
             case act.SetTimer(at_s):
                 if self._timer is not None:
@@ -586,7 +498,7 @@ class Live:
             return
         if job.started_at is None:
             job.started_at = time.time()
-        self._holders[job.job_id] = job
+        self.holders[job.job_id] = job
         if job.link is not None:
             job.link.holds = False
             job.link.bring_up_to_date()
@@ -605,76 +517,7 @@ class Live:
 
     # Memory
 
-    def _page_out(self, job: LiveJob, with_lane: bool) -> ev.Event | None:
-        """The answer, where it is known already."""
-        if job.link is None:
-            return ev.PageOutFinished(job.job_id)
-        if job.worker is None:
-            # It lost its connection and lives on, with everything it has.
-            return ev.PageOutFailed(job.job_id)
-        job.page_orders += 1
-        job.link.page_out(with_lane)
-        job.worker.send(msg.Look())
-        persistent = self.scheduler.jobs[job.job_id].footprint.persistent_bytes
-        limit_s = PAGE_OUT_LIMIT_S + persistent / SLOWEST_PAGING_BYTES_S
-        self._loop.call_later(limit_s, self._page_out_is_late, job, job.page_orders)
-        return None
-
-    def _page_in(self, job: LiveJob) -> bool:
-        if job.link is None or job.worker is None:
-            return False
-        job.page_orders += 1
-        job.link.page_in(self._host_takes_all())
-        job.worker.send(msg.Look())
-        return True
-
-    def _host_takes_all(self) -> bool:
-        """Whether every job may keep its host memory for the next time it is paged out."""
-        limit = self.scheduler.config.host_bytes
-        needed = sum(job.footprint.persistent_bytes for job in self.scheduler.jobs.values())
-        return limit is None or needed <= limit
-
-    def _paged(self, job: LiveJob, kind: Kind, done: bool) -> None:
-        core = self.scheduler.jobs.get(job.job_id)
-        if core is None or job.link is None:
-            return
-        if kind is Kind.PAGE_IN:
-            if not done:
-                # Its memory is not free yet, whoever has it. It stays within reach on the host meanwhile.
-                self._loop.call_later(PAGE_AGAIN_S, self._page_in_again, job, job.page_orders)
-            elif job.link.suspended and core.lease is not Lease.NONE:
-                # It went in mid-iteration, too late, and has been given its lease back.
-                self._admit(job)
-                job.link.bring_up_to_date()
-                job.link.resume()
-            elif core.phase is Phase.PAGING_IN:
-                self.handle(ev.PageInFinished(job.job_id))
-                # It may have asked for more meanwhile.
-                self._wanted(job)
-        elif core.phase is Phase.PAGING_OUT:
-            if not done:
-                log.warning("job %s could not be paged out", job.job_id)
-            elif job.link.suspended:
-                self._report_others(None)
-                self._holders.pop(job.job_id, None)
-                job.link.holds = False
-            self.handle(ev.PageOutFinished(job.job_id) if done else ev.PageOutFailed(job.job_id))
-        elif done:
-            # Too late: it was given up on.
-            self._page_in(job)
-
-    def _page_in_again(self, job: LiveJob, order: int) -> None:
-        if order == job.page_orders and job.job_id in self.jobs:
-            self._page_in(job)
-
-    def _page_out_is_late(self, job: LiveJob, order: int) -> None:
-        """Its process is stopped, or never comes to rest. Nobody waits for it any longer."""
-        core = self.scheduler.jobs.get(job.job_id)
-        if order == job.page_orders and core is not None and core.phase is Phase.PAGING_OUT:
-            log.warning("job %s does not answer; it could not be paged out", job.job_id)
-            self.handle(ev.PageOutFailed(job.job_id))
-
-    def _admit(self, job: LiveJob) -> None:
+    def admit(self, job: LiveJob) -> None:
         """Tells the job's arena what it may use, and in which lane; and asks for what it waits for beyond that."""
         core = self.scheduler.jobs.get(job.job_id)
         if job.link is None or core is None or core.lane is None:
@@ -683,7 +526,7 @@ class Live:
         self._isolate(job, core.lane)
         job.link.set_quota(core.footprint.persistent_bytes, core.footprint.ephemeral_bytes)
         if job.link.wanted is not None:
-            self._loop.call_soon(self._wanted, job)
+            self._loop.call_soon(self.wanted, job)
 
     def _isolate(self, job: LiveJob, lane_id: int) -> None:
         """In a lane of several users, each clears what it leaves; and nobody finds what was there before that began."""
@@ -707,7 +550,7 @@ class Live:
                 lane.drop_all()
                 self._tell_of_holes(core.lane)
 
-    def _wanted(self, job: LiveJob) -> None:
+    def wanted(self, job: LiveJob) -> None:
         """The job waits in an allocation. It gets a little more than it asks for, so as not to ask every time."""
         core = self.scheduler.jobs.get(job.job_id)
         if job.link is None or job.link.wanted is None or core is None or core.wanted is not None:
@@ -722,7 +565,7 @@ class Live:
         private_bytes, lane_bytes = job.link.wanted
         exact = core.footprint.enclosing(Footprint(private_bytes, lane_bytes))
         if core.footprint.covers(exact):
-            self._admit(job)
+            self.admit(job)
             return
         larger = core.footprint.enclosing(
             Footprint(
@@ -742,7 +585,7 @@ class Live:
 
         Two that grow into each other could both be stuck.
         """
-        if job.measured or (self.scheduler.config.host_bytes != 0 and self._host_takes_all()):
+        if job.measured or (self.scheduler.config.host_bytes != 0 and self._pager.host_takes_all()):
             return True
         if self._growing is None or self._growing not in self.jobs:
             self._growing = job.job_id
@@ -761,7 +604,7 @@ class Live:
             job.measured = True
         self._growing = None
         for other in list(self.jobs.values()):
-            self._wanted(other)
+            self.wanted(other)
 
     def gpu_seen(self, used_by: dict[int, int], used_bytes: int, room_bytes: int) -> None:
         """What NVML shows: each process's bytes, all that has come into use since the service started, and how much
@@ -795,7 +638,7 @@ class Live:
     def look_for_stuck(self, after_s: float) -> None:
         """Lease holders that pass no boundary: an endless loop, a breakpoint, Ctrl-Z."""
         now = self._loop.time()
-        for job in list(self._holders.values()):
+        for job in list(self.holders.values()):
             core = self.scheduler.jobs[job.job_id]
             if job.page is None:
                 continue
@@ -810,7 +653,7 @@ class Live:
 
     def _lane_released(self, lane_id: int, size_bytes: int) -> None:
         # Not from inside the decision that it is the answer to.
-        self._loop.call_soon(self._decide, ev.LaneReleased(lane_id, size_bytes))
+        self._loop.call_soon(self.decide, ev.LaneReleased(lane_id, size_bytes))
 
     def _timer_fired(self) -> None:
         self._timer = None
@@ -825,7 +668,7 @@ class Live:
         self._contention = None
         jobs = self.scheduler.jobs
         contended = any(core.competing and core.lease is Lease.NONE for core in jobs.values())
-        for job in self._holders.values():
+        for job in self.holders.values():
             wanted = contended or jobs[job.job_id].lease is Lease.REVOKED
             if job.page is not None and job.worker is not None and job.page.words[Word.CONTENDED] != wanted:
                 job.page.words[Word.CONTENDED] = wanted
@@ -838,7 +681,7 @@ class Live:
     def _tell_queue(self) -> None:
         """Tells the launchers of waiting jobs why they wait, where that has changed."""
         self._news = None
-        self._prepare_to_page()
+        self._pager.prepare()
         for core in self.scheduler.queue:
             job = self.jobs[core.job_id]
             why = self.scheduler.explain(core.job_id)
@@ -849,20 +692,7 @@ class Live:
                 job.last_queued = news
                 job.launcher.send(news)
 
-    def _prepare_to_page(self) -> None:
-        """Somebody waits for memory. Making host memory ready takes ten times as long as filling it."""
-        if not self.scheduler.config.host_bytes or not self._host_takes_all():
-            return
-        for job in self.jobs.values():
-            if job.link is None or job.worker is None or job.page is None:
-                continue
-            more_bytes = job.page.words[Word.PRIVATE_BYTES] - job.prepared_bytes
-            if more_bytes >= NOTABLE_BYTES:
-                job.prepared_bytes += more_bytes
-                job.link.prepare()
-                job.worker.send(msg.Look())
-
-    def _spec(self, job: LiveJob) -> JobSpec:
+    def spec(self, job: LiveJob) -> JobSpec:
         """What was declared; what was not, from the last run of the same command."""
         asked = job.asked
         past = self._history.last(job.key)
@@ -929,22 +759,6 @@ def _wake(event: int) -> None:
     # A job can fill its own event up to the brim; then it is awake.
     with contextlib.suppress(BlockingIOError):
         os.eventfd_write(event, 1)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return False
-    alive = not _is_dead(pidfd)
-    os.close(pidfd)
-    return alive
-
-
-def _is_dead(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _with_headroom(wanted_bytes: int, had_bytes: int) -> int:

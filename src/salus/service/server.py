@@ -33,6 +33,7 @@ from salus.service.history import History
 from salus.service.job import LiveJob
 from salus.service.journal import Journal
 from salus.service.live import Live
+from salus.service.recovery import Recovery
 from salus.service.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class Server:
             self._emptied,
             scrub=options.scrub,
         )
+        self._recovery = Recovery(self.live)
         self._answers: dict[type, Callable[[Connection, Any], None]] = {
             msg.Hello: self._on_hello,
             msg.Register: self._on_register,
@@ -139,7 +141,7 @@ class Server:
         chores += [asyncio.create_task(self._flush_now_and_then())]
         if self._options.gpu is not None:
             chores.append(asyncio.create_task(self._watch_gpu(self._options.gpu)))
-        self.live.recover()
+        self._recovery.begin()
         if self._options.linger:
             self._linger = self._loop.call_later(10 * LINGER_S, self._end_if_empty)
         started()
@@ -249,14 +251,14 @@ class Server:
     def _on_rejoin(self, connection: Connection, message: msg.Rejoin) -> None:
         if connection in self._launchers:
             raise msg.ProtocolError("a second job on one connection")
-        job = self.live.rejoin(connection, message)
+        job = self._recovery.rejoin(connection, message)
         self._launchers[connection] = job
         connection.send(msg.Registered(job.job_id, job.token))
 
     def _on_reattach(self, connection: Connection, message: msg.Reattach) -> None:
         if connection in self._workers:
             raise msg.ProtocolError("a second attach on one connection")
-        self._workers[connection] = self.live.reattach(connection, message)
+        self._workers[connection] = self._recovery.reattach(connection, message)
 
     def _on_ready(self, connection: Connection, message: msg.Ready) -> None:
         self.live.ready(self._worker(connection))
