@@ -85,12 +85,17 @@ struct segment *insert(struct segments *list, uint64_t offset, uint64_t size) {
     return &list->all[at];
 }
 
-int take_out(struct segments *list, uint64_t offset, struct segment *found) {
+struct segment *at_offset(const struct segments *list, uint64_t offset) {
     size_t at = after(list, offset);
-    if (at == list->count || list->all[at].offset != offset)
+    return at < list->count && list->all[at].offset == offset ? &list->all[at] : NULL;
+}
+
+int take_out(struct segments *list, uint64_t offset, struct segment *found) {
+    struct segment *there = at_offset(list, offset);
+    if (!there)
         return -1;
-    *found = list->all[at];
-    memmove(list->all + at, list->all + at + 1, (list->count - at - 1) * sizeof *list->all);
+    *found = *there;
+    memmove(there, there + 1, (size_t)(list->all + list->count - there - 1) * sizeof *there);
     list->count--;
     return 0;
 }
@@ -282,7 +287,7 @@ void obey(const struct record *record, int fd) {
         order_paging((int)record->kind, record->a != 0);
         break;
     case PREPARE:
-        arena.prepares = 1;
+        arena.prepares = arena.keep_homes = 1; /* it is only asked for where the host takes everybody */
         break;
     }
 }
@@ -317,7 +322,8 @@ int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, i
     arena.lost = arena.refused = arena.stale = 0;
     arena.unanswered = 0;
     arena.moving = arena.suspended = arena.away = arena.prepares = arena.alone = 0;
-    arena.out_bytes = arena.home_bytes = 0;
+    arena.keep_homes = 0;
+    arena.out_bytes = arena.home_bytes = arena.spare_bytes = 0;
     arena.top = 0;
     arena.slot_count = salus_slot_at(arena.reserved);
     /* Its first call, `open`, makes what `enter` needs. */
@@ -345,6 +351,7 @@ void salus_arena_close(void) {
     ENTER;
     if (arena.device) {
         struct segment found;
+        arena.keep_homes = 0;
         for (unsigned slot = arena.top; slot-- > 0;)
             unback(slot);
         let_go_again();
@@ -354,6 +361,7 @@ void salus_arena_close(void) {
                 arena.device->release(found.handle);
             free_home(&found.home, found.size);
         }
+        free_spares(UINT64_MAX);
         arena.device->unreserve(arena.private_base, arena.reserved);
         arena.device->unreserve(arena.lane_base, arena.reserved);
         arena.device->unreserve(arena.home_base, arena.reserved);

@@ -40,32 +40,76 @@ static uint64_t now_ms(void) {
     return now_ns() / 1000000;
 }
 
-/* Homes. */
+/* Homes.
+ *
+ * Pinning takes ten times as long as copying, and a script's gradients come and go. So what is not needed any more is
+ * kept for the next of its size, while the host has room for everybody; never more than was needed at once. */
+
+static int reuse_home(struct home *home, uint64_t size) {
+    for (size_t i = 0; arena.spare_bytes >= size && i < arena.homes.count; i++) {
+        struct segment *spare = &arena.homes.all[i];
+        if (!spare->spare || spare->size != size)
+            continue;
+        spare->spare = 0;
+        arena.spare_bytes -= size;
+        *home = (struct home){spare->handle, arena.home_base + spare->offset};
+        return 1;
+    }
+    return 0;
+}
 
 static int make_home(struct home *home, uint64_t size) {
     uint64_t offset, handle;
-    if (home->at)
+    struct segment *made;
+    if (home->at || reuse_home(home, size))
         return 0;
+    free_spares(size);
     if (find_gap(&arena.homes, size, 0, &offset) || CALL(create_host, size, &handle))
         return -1;
-    if (map_and_allow(arena.home_base + offset, size, handle) || !insert(&arena.homes, offset, size)) {
+    if (map_and_allow(arena.home_base + offset, size, handle) || !(made = insert(&arena.homes, offset, size))) {
         let_go(handle);
         return -1;
     }
+    made->handle = handle;
     *home = (struct home){handle, arena.home_base + offset};
     arena.home_bytes += size;
     return 0;
 }
 
-/* What it holds is not needed any more, and it is mapped nowhere else. */
-void free_home(struct home *home, uint64_t size) {
+/* 0 when it is gone. */
+static int destroy_home(const struct home *home, uint64_t size) {
     struct segment gone;
-    if (!home->at || CALL(unmap, home->at, size))
-        return; /* it is kept for the next time, or until the end */
+    if (CALL(unmap, home->at, size))
+        return -1; /* it is kept for the next time, or until the end */
     let_go(home->handle);
     (void)take_out(&arena.homes, home->at - arena.home_base, &gone);
-    *home = (struct home){0, 0};
     arena.home_bytes -= size;
+    return 0;
+}
+
+/* What it holds is not needed any more, and it is mapped nowhere else. */
+void free_home(struct home *home, uint64_t size) {
+    struct segment *kept;
+    if (!home->at)
+        return;
+    kept = arena.keep_homes ? at_offset(&arena.homes, home->at - arena.home_base) : NULL;
+    if (kept) {
+        kept->spare = 1;
+        arena.spare_bytes += size;
+    } else if (destroy_home(home, size))
+        return;
+    *home = (struct home){0, 0};
+}
+
+/* At least so many bytes of those that are spare, or all there are. */
+void free_spares(uint64_t least) {
+    uint64_t wanted = arena.spare_bytes > least ? arena.spare_bytes - least : 0;
+    for (size_t i = arena.homes.count; i-- > 0 && arena.spare_bytes > wanted;) {
+        struct segment spare = arena.homes.all[i];
+        struct home home = {spare.handle, arena.home_base + spare.offset};
+        if (spare.spare && !destroy_home(&home, spare.size))
+            arena.spare_bytes -= spare.size;
+    }
 }
 
 /* What is to be moved. */
@@ -160,33 +204,67 @@ static void fill_again(const struct unit *unit) {
     arena.device->finish(0);
 }
 
-static int swap_out(const struct unit *unit) {
-    uint64_t handle = *unit->handle;
-    int shared = unit->slot && unit->slot->state == SHARED, cleared = shared && arena.page[SCRUB];
-    if (cleared && CALL(fill, unit->address, unit->size, 0)) {
+static int is_cleared(const struct unit *unit) {
+    return unit->slot && unit->slot->state == SHARED && arena.page[SCRUB];
+}
+
+static void take_place_again(const struct unit *unit) {
+    arena.device->map(unit->address, unit->size, *unit->handle);
+    arena.device->allow(unit->address, unit->size);
+    if (is_cleared(unit))
+        fill_again(unit);
+}
+
+static int leave_place(const struct unit *unit) {
+    if (is_cleared(unit) && CALL(fill, unit->address, unit->size, 0)) {
         fill_again(unit);
         return -1;
     }
     if (CALL(unmap, unit->address, unit->size)) {
-        if (cleared)
+        if (is_cleared(unit))
             fill_again(unit);
         return -1;
     }
-    if (map_and_allow(unit->address, unit->size, unit->home->handle)) {
-        arena.device->map(unit->address, unit->size, handle);
-        arena.device->allow(unit->address, unit->size);
-        if (cleared)
-            fill_again(unit);
-        return -1;
-    }
+    if (!CALL(map, unit->address, unit->size, unit->home->handle))
+        return 0;
+    take_place_again(unit);
+    return -1;
+}
+
+static void gone_out(const struct unit *unit) {
+    uint64_t handle = *unit->handle;
     set_out(unit, 1);
-    if (shared) {
+    if (unit->slot && unit->slot->state == SHARED) {
         if (unit->slot->made)
             arena.made_bytes -= unit->size;
         *unit->slot = (struct slot){.state = SAVED, .out = 1, .home = unit->slot->home};
     }
     *unit->handle = 0;
     let_go(handle);
+    arena.page[MOVED_BYTES] += unit->size;
+}
+
+/* Access to host memory is given to neighbours at once: it takes the driver a millisecond, however small they are. */
+static int swap_out(unsigned first, unsigned end) {
+    while (first < end) {
+        unsigned next = first;
+        uint64_t size = 0;
+        while (next < end && units[next].address == units[first].address + size && !leave_place(&units[next]))
+            size += units[next++].size;
+        if (next == first)
+            return -1;
+        if (CALL(allow, units[first].address, size)) {
+            for (unsigned i = first; i < next; i++) {
+                arena.device->unmap(units[i].address, units[i].size);
+                take_place_again(&units[i]);
+            }
+            return -1;
+        }
+        while (first < next)
+            gone_out(&units[first++]);
+        if (next < end && units[next].address == units[next - 1].address + units[next - 1].size)
+            return -1; /* that is where it failed */
+    }
     return 0;
 }
 
@@ -217,6 +295,7 @@ static int swap_in(const struct unit *unit) {
         free_home(unit->home, unit->size);
     } else if (!arena.keep_homes)
         free_home(unit->home, unit->size);
+    arena.page[MOVED_BYTES] += unit->size;
     return 0;
 }
 
@@ -252,14 +331,13 @@ static int move(unsigned count, int out, int careful) {
             status = FAILED;
         if (group && careful && status == DONE && (work_of_others() - work > WOKE_NS || !others_sleep()))
             status = WOKE;
-        for (unsigned i = group ? starts[group - 1] : 0; group && i < starts[group]; i++) {
-            if (status != DONE) {
-                if (!out)
-                    forget_stage(&units[i]);
-            } else if (out ? swap_out(&units[i]) : swap_in(&units[i]))
+        if (group && out && status == DONE && swap_out(starts[group - 1], starts[group]))
+            status = FAILED;
+        for (unsigned i = group ? starts[group - 1] : 0; group && !out && i < starts[group]; i++) {
+            if (status != DONE)
+                forget_stage(&units[i]);
+            else if (swap_in(&units[i]))
                 status = FAILED;
-            else
-                arena.page[MOVED_BYTES] += units[i].size;
         }
     }
     arena.page[MOVED_NS] += now_ns() - began;
@@ -277,8 +355,11 @@ void order_paging(int kind, int flag) {
         arena.suspends = flag;
         /* One that is suspended already, and had no lease since, stays so. */
         arena.suspended |= flag;
-    } else if (kind == PAGE_IN)
+    } else if (kind == PAGE_IN) {
         arena.keep_homes = flag;
+        if (!flag)
+            free_spares(UINT64_MAX);
+    }
 }
 
 static void answer(int kind, int done) {

@@ -49,6 +49,7 @@ struct segment {
     uint64_t offset, size, handle;
     struct home home;
     uint8_t out; /* as in a slot */
+    uint8_t spare; /* of `homes`: nobody's, kept for the next one of its size */
 };
 
 struct segments { /* by offset */
@@ -93,7 +94,7 @@ struct arena {
     int suspended;          /* in mid-iteration, without a lease */
     int away;               /* paged out, or on its way: nothing may be made on the device */
     uint64_t moving_since;  /* milliseconds */
-    uint64_t out_bytes, home_bytes;
+    uint64_t out_bytes, home_bytes, spare_bytes; /* spare ones are counted among the homes */
 };
 
 extern struct arena arena;
@@ -107,6 +108,7 @@ uint64_t slot_end(unsigned slot);
 uint64_t lane_bytes(void);
 void tell_page(void);
 struct segment *insert(struct segments *list, uint64_t offset, uint64_t size);
+struct segment *at_offset(const struct segments *list, uint64_t offset);
 int take_out(struct segments *list, uint64_t offset, struct segment *found);
 int find_gap(const struct segments *list, uint64_t size, int by_slots, uint64_t *offset);
 void let_go(uint64_t handle);
@@ -137,6 +139,7 @@ int page_in_all(void);
 void order_paging(int kind, int flag);
 void undo_paging(void);
 void free_home(struct home *home, uint64_t size);
+void free_spares(uint64_t least);
 
 #define ENTER                                                                                                          \
     int entered_;                                                                                                      \

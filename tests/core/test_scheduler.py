@@ -334,3 +334,32 @@ def test_memory_that_others_use_is_not_given_out_and_is_there_again_when_they_ar
     assert world.lane_of("b") is not None
     with pytest.raises(RequestRejected):
         world.send(ev.OutsideMemoryChanged(-1))
+
+
+def test_while_one_comes_in_the_last_that_can_run_stays_but_not_for_ever():
+    world = World(policy="rr:patience=10", capacity=10, quantum_s=1.0)
+    for job_id in "abcd":
+        world.arrive(job_id, footprint(4, 2))
+
+    def go_on(seconds: float = 0.1) -> None:
+        for job_id in world.running():
+            world.iterate(job_id)
+        world.now += seconds
+        if world.timer_s is not None and world.timer_s <= world.now:
+            world.fire_timer()
+
+    def next_answer() -> ev.Event:
+        while not world.answers:
+            go_on()
+        return world.answers[0]
+
+    while not isinstance(next_answer(), ev.PageInFinished):
+        world.answer()
+    came = world.now
+    while world.now < came + 4:
+        go_on()
+        assert world.running() and len(world.answers) == 1, "two wait, and the one that computes is not displaced"
+    while len(world.answers) == 1:
+        go_on()
+    assert isinstance(world.answers[1], ev.PageOutFinished), "the one that comes in was stopped: nobody waits for it"
+    assert world.now < came + 7

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -28,7 +29,7 @@ from tests.gpu.jobs import START_LIMIT_S, command, result_of, says_ready
 
 JOBS = 8
 CAPACITY = "16GiB"
-NEEDS = ("--persistent", "3.9GiB", "--ephemeral", "2.8GiB")
+NEEDS = ("--persistent", "4.1GiB", "--ephemeral", "2.1GiB")
 KILLS = 30
 
 PINNED = """
@@ -48,7 +49,8 @@ print(rate(here, there), rate(there, here))
 """
 
 
-def paging(iterations: int, policies: list[str]) -> dict[str, Any]:
+def paging(iterations: int, policies: list[str], keep: Path | None = None) -> dict[str, Any]:
+    """With `keep`, the journals are left in that folder."""
     runs = [command("large", iterations, "--seed", str(seed)) for seed in range(JOBS)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with ThreadPoolExecutor(JOBS) as pool:
@@ -57,14 +59,16 @@ def paging(iterations: int, policies: list[str]) -> dict[str, Any]:
     pinned = {"out_gib_s": float(told[0]), "in_gib_s": float(told[1])}
     found: dict[str, Any] = {"pinned": pinned, "policies": {}}
     for policy in policies:
-        row = _under(policy, runs, bare)
+        row = _under(policy, runs, bare, pinned, keep)
         found["policies"][policy] = row
         print(policy, {key: value for key, value in row.items() if key != "timeline"}, pinned, flush=True)
     found["passed"] = all(row["same"] for row in found["policies"].values())
     return found
 
 
-def _under(policy: str, runs: list[list[str]], bare: list[dict[str, Any]]) -> dict[str, Any]:
+def _under(
+    policy: str, runs: list[list[str]], bare: list[dict[str, Any]], pinned: dict[str, float], keep: Path | None
+) -> dict[str, Any]:
     with OwnService("--policy", policy, "--capacity", CAPACITY, "--reserve", "0", "--host-memory", "64GiB") as service:
         began = time.monotonic()
         jobs = [
@@ -81,9 +85,25 @@ def _under(policy: str, runs: list[list[str]], bare: list[dict[str, Any]]) -> di
         journal = service.journal()
         moves = _moves(journal)
         held = leases(journal)
+        if keep is not None:
+            shutil.copy(journal, keep / f"{policy.partition(':')[0]}.jsonl")
     failed = [one["failed"] for one in told if "failed" in one]
     out = [end - start for kind, _, start, end in moves if kind == "PageOut"]
     back = [(job, start, end) for kind, job, start, end in moves if kind == "PageIn"]
+    sizes = {row["id"]: row["persistent_bytes"] / 2**30 for row in rows}
+    rates = {
+        kind: [
+            sizes[job] / (end - start)
+            for what, job, start, end in moves
+            # By itself: two that go at the same time share the bus.
+            if what == kind and sum(s < end and start < e for _, _, s, e in moves) == 1
+        ]
+        for kind in ("PageOut", "PageIn")
+    }
+    ratios = {
+        kind: statistics.median(rates[kind]) / pinned[which] if rates[kind] else None
+        for kind, which in (("PageOut", "out_gib_s"), ("PageIn", "in_gib_s"))
+    }
     hidden = [
         sum(max(0.0, min(end, e) - max(start, s)) for other, _, s, e in held if other != job) / (end - start)
         for job, start, end in back
@@ -97,6 +117,9 @@ def _under(policy: str, runs: list[list[str]], bare: list[dict[str, Any]]) -> di
         "page_ins": len(back),
         "page_out_s": statistics.median(out) if out else None,
         "page_in_s": statistics.median(end - start for _, start, end in back) if back else None,
+        "page_out_to_pinned": ratios["PageOut"],
+        "page_in_to_pinned": ratios["PageIn"],
+        "alone_on_the_bus": {kind: len(values) for kind, values in rates.items()},
         "hidden": statistics.median(min(1.0, part) for part in hidden) if hidden else None,
         "persistent_gib": sum(row["persistent_bytes"] for row in rows) / 2**30,
         "paged_gib": moved / 2**30,

@@ -228,6 +228,7 @@ def throughput(rounds: int) -> dict[str, Any]:
                 else:
                     take_turns(jobs[name])
                 seconds[name].append(time.monotonic() - began)
+            print(f"  round {number}", {name: round(values[-1], 2) for name, values in seconds.items()}, flush=True)
         for job in [job for side in jobs.values() for job in side]:
             result_of(job)
     # The first two rounds warm up.
@@ -264,6 +265,7 @@ def main() -> None:
     parser.add_argument("--phases", default="alone,together,memory,throughput,arena")
     parser.add_argument("--kinds", default=",".join(ALL))
     parser.add_argument("--policies", default="fair:patience=0.5 srtf", help="for paging")
+    parser.add_argument("--keep", type=Path, help="a folder for the journals of paging")
     parser.add_argument("--iterations", type=int, default=100)
     options = parser.parse_args()
     kinds, phases = options.kinds.split(","), options.phases.split(",")
@@ -294,7 +296,7 @@ def main() -> None:
         result["throughput"] = throughput(max(4, options.iterations // BLOCK))
         print("throughput", result["throughput"]["throughput"], flush=True)
     if "paging" in phases:
-        result["paging"] = pressure.paging(options.iterations, options.policies.split(" "))
+        result["paging"] = pressure.paging(options.iterations, options.policies.split(" "), options.keep)
     if "shares" in phases:
         result["shares"] = pressure.shares()
         print("shares", result["shares"], flush=True)

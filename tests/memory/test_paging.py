@@ -85,9 +85,31 @@ def test_host_memory_is_kept_for_the_next_time_if_the_service_says_so(pair):
         page(arena)
         assert holds(address, 8 * MIB, word)
         assert played.page.words[Word.HOME_BYTES] == 8 * MIB
-    arena.free("private", address, 8 * MIB)
-    assert played.page.words[Word.HOME_BYTES] == 0
     played.hear()
+
+
+def test_host_memory_of_what_is_freed_is_there_for_the_next_and_never_more_than_was_needed_at_once(pair):
+    arena, played = pair
+
+    def out_and_in(*sizes: int, keep: int = 1) -> int:
+        blocks = [(arena.alloc("private", size), size, 20 + number) for number, size in enumerate(sizes)]
+        for block in blocks:
+            write(*block)
+        played.send(Record(Kind.PAGE_OUT))
+        page(arena)
+        played.send(Record(Kind.PAGE_IN, 0, keep))
+        page(arena)
+        assert all(holds(*block) for block in blocks)
+        played.hear()
+        for address, size, _ in blocks:
+            arena.free("private", address, size)
+        return int(played.page.words[Word.HOME_BYTES])
+
+    assert out_and_in(8 * MIB, 4 * MIB) == 12 * MIB
+    assert out_and_in(8 * MIB) == 12 * MIB, "the one of its size was used again"
+    assert out_and_in(6 * MIB) == 6 * MIB, "there was none of its size: it took the place of others"
+    assert out_and_in(16 * MIB) == 16 * MIB
+    assert out_and_in(2 * MIB, keep=0) == 0, "the host is needed by others"
 
 
 def test_memory_that_is_freed_while_it_is_out_is_gone_for_good(pair):

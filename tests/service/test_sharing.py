@@ -91,6 +91,17 @@ def test_a_job_that_sits_between_iterations_does_not_keep_others_waiting(serve):
     assert service.jobs()["sleepy"]["finished_at"] is None
 
 
+def test_nor_does_one_that_begins_to_sit_after_they_took_turns(serve, tmp_path):
+    service = serve("--policy", "rr", "--quantum", "200ms", "--capacity", "4GiB")
+    script = tmp_path / "sits.py"
+    script.write_text(service.job_file.read_text() + "time.sleep(60)\n")
+    run = ("--", sys.executable, str(script), "150", "0.01")
+    service.salus_in_background("run", "--name", "sits", *ONE_LANE, *run)
+    finish(service.job("--name", "busy", *ONE_LANE, iterations=300, seconds=0.01))
+    rows = service.jobs()
+    assert rows["sits"]["finished_at"] is None and rows["sits"]["iterations"] == 150
+
+
 def test_a_job_gives_its_lease_up_when_its_script_is_done_not_when_its_process_is_gone(serve, tmp_path):
     service = serve()
     script = tmp_path / "slow_end.py"

@@ -41,6 +41,8 @@ OVERTAKEN_LIMIT = 64
 """A job that was overtaken this often is not overtaken again by jobs that hold no memory yet."""
 STAYS_S = 5.0
 """A job that could not be paged out is not tried again for this long."""
+COMING_S = 5.0
+"""For a job that is on its way in, one that runs is kept on the GPU for this long at the most."""
 DISPLACE_TRIES = 2
 """For how many jobs that do not fit a displacement is planned, at the most, each time."""
 
@@ -356,6 +358,7 @@ def _whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
     """Jobs that have been idle for long, and those the policy allows. Asks to be woken when time may change that."""
     policy, moment = st.policy, st.moment
     ours = (policy.memory_order(job), job.arrival)
+    keeps_busy = None if patient else _keeps_busy(st)
     victims = []
     for other in [other for other in st.on_gpu.values() if not (patient and other.ready)]:
         if other is job or other.stalled or not _can_move(other):
@@ -372,12 +375,24 @@ def _whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
         # One that comes before us in the order would take back at once what it gave up.
         behind = ours < (policy.memory_order(other), other.arrival)
         if behind and policy.may_displace(job, other, moment):
-            victims.append(other)
+            if other is not keeps_busy:
+                victims.append(other)
             continue
         patience_over_at = max(job.since, other.on_gpu_since) + policy.patience_s
         if st.now < patience_over_at:
             st.wake_at(patience_over_at)
     return victims
+
+
+def _keeps_busy(st: State) -> Job | None:
+    """While memory comes in for one job, another must have something to compute: the first of those that can run."""
+    came = [job.on_gpu_since for job in st.on_gpu.values() if job.phase is Phase.PAGING_IN]
+    # One that was stopped on its way in never arrives.
+    if not came or st.now >= max(came) + COMING_S:
+        return None
+    st.wake_at(max(came) + COMING_S)
+    able = [job for job in st.on_gpu.values() if job.phase is Phase.RESIDENT and job.ready and not job.stalled]
+    return min(able, key=lambda job: (st.policy.memory_order(job), job.arrival), default=None)
 
 
 def _can_move(job: Job) -> bool:

@@ -26,7 +26,7 @@ from salus.core.scheduler import Scheduler
 from salus.errors import RequestRejected
 from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob
-from salus.protocol.page import Page, Word
+from salus.protocol.page import JobState, Page, Word
 from salus.protocol.slots import Kind
 from salus.service.connection import Connection
 from salus.service.history import History, PastRun, command_key
@@ -505,7 +505,7 @@ class Live:
             job.link.holds = True
         words = job.page.words
         job.cleared = bool(words[Word.SCRUB])
-        words[Word.REVOKE] = words[Word.SOON] = 0
+        words[Word.REVOKE] = words[Word.CONTENDED] = words[Word.SOON] = 0
         if job.link is not None and job.link.suspended:
             # It waits in the middle of an iteration, and goes on with that one.
             job.link.resume()
@@ -660,20 +660,24 @@ class Live:
         self.handle(ev.TimerFired())
 
     def _tell_contention(self) -> None:
-        """Tells lease holders when somebody waits, so that one that sits between iterations gives up its lease.
+        """Tells a lease holder that sits between iterations when somebody waits, so that it gives up its lease.
 
-        A revocation alone is told by the page only: the job looks at it at its next boundary, and if that is a moment
-        away, waking its helper thread would only be in the way.
+        A revocation alone is told by the page only: one that iterates looks at it at its next boundary, and waking its
+        helper thread would only be in the way.
         """
         self._contention = None
         jobs = self.scheduler.jobs
         contended = any(core.competing and core.lease is Lease.NONE for core in jobs.values())
         for job in self.holders.values():
             wanted = contended or jobs[job.job_id].lease is Lease.REVOKED
-            if job.page is not None and job.worker is not None and job.page.words[Word.CONTENDED] != wanted:
-                job.page.words[Word.CONTENDED] = wanted
-                if wanted:
-                    job.worker.send(msg.Look())
+            if job.page is None or job.worker is None:
+                continue
+            words = job.page.words
+            if not wanted:
+                words[Word.CONTENDED] = 0
+            elif not words[Word.CONTENDED] and words[Word.STATE] in (JobState.STARTING, JobState.BETWEEN):
+                words[Word.CONTENDED] = 1
+                job.worker.send(msg.Look())
         if contended:
             # Who has a lease changes with every switch, so look again as long as there is somebody who has none.
             self._contention = self._loop.call_later(CONTENTION_S, self._tell_contention)
