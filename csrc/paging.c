@@ -12,11 +12,13 @@
 #include "state.h"
 
 #include <time.h>
+#include <unistd.h>
 
 #define MOST_UNITS 1024
 #define GROUP_BYTES ((uint64_t)64 << 20)
 #define PATIENCE_MS 2000
 #define WOKE_NS 100000
+#define ACCESS_MS 10000
 #define CAREFUL_BYTES ((uint64_t)64 << 20)
 
 struct unit {
@@ -163,6 +165,13 @@ static unsigned collect(uint64_t most) {
     return count;
 }
 
+static int left_to_move(void) {
+    struct unit kept = units[0];
+    unsigned count = collect(1);
+    units[0] = kept;
+    return count != 0;
+}
+
 /* Before anything is moved: it goes whole or not at all. */
 static int make_all_homes(void) {
     for (size_t i = 0; i < arena.private.count; i++)
@@ -183,7 +192,7 @@ static int prepare_in(struct unit *unit, uint64_t stage) {
     else if (CALL(create, unit->size, &unit->fresh))
         return -1;
     unit->stage = stage;
-    if (!map_and_allow(stage, unit->size, unit->fresh))
+    if (!CALL(map, stage, unit->size, unit->fresh))
         return 0;
     if (!parked)
         let_go(unit->fresh);
@@ -244,41 +253,58 @@ static void gone_out(const struct unit *unit) {
     arena.page[MOVED_BYTES] += unit->size;
 }
 
-/* Access to host memory is given to neighbours at once: it takes the driver a millisecond, however small they are. */
-static int swap_out(unsigned first, unsigned end) {
-    while (first < end) {
-        unsigned next = first;
-        uint64_t size = 0;
-        while (next < end && units[next].address == units[first].address + size && !leave_place(&units[next]))
-            size += units[next++].size;
-        if (next == first)
-            return -1;
-        if (CALL(allow, units[first].address, size)) {
-            for (unsigned i = first; i < next; i++) {
-                arena.device->unmap(units[i].address, units[i].size);
-                take_place_again(&units[i]);
-            }
-            return -1;
-        }
-        while (first < next)
-            gone_out(&units[first++]);
-        if (next < end && units[next].address == units[next - 1].address + units[next - 1].size)
-            return -1; /* that is where it failed */
+/* The units from `first` on that lie side by side: how many bytes, and one past the last. */
+static uint64_t side_by_side(unsigned first, unsigned end, unsigned *next) {
+    uint64_t size = 0;
+    for (*next = first; *next < end && units[*next].address == units[first].address + size; ++*next)
+        size += units[*next].size;
+    return size;
+}
+
+static int swap_out(const struct unit *unit) {
+    if (leave_place(unit))
+        return -1;
+    if (CALL(allow, unit->address, unit->size)) {
+        arena.device->unmap(unit->address, unit->size);
+        take_place_again(unit);
+        return -1;
     }
+    gone_out(unit);
     return 0;
 }
 
-static int swap_in(const struct unit *unit) {
+/* What went out is the device's to give to others, and its home is mapped in its place; last of all the script may reach
+ * it. That takes half as long as the copy, so nobody waits for it but the script, which rests. There is no way back from
+ * here: while the driver refuses, it is asked again. */
+static void give_access(unsigned count) {
+    for (unsigned first = 0, next; first < count; first = next) {
+        uint64_t size = side_by_side(first, count, &next), began = now_ms();
+        while (CALL(allow, units[first].address, size) && now_ms() < began + ACCESS_MS)
+            usleep(1000);
+    }
+}
+
+static int back_in_place(const struct unit *unit) {
     if (CALL(unmap, unit->address, unit->size)) {
         forget_stage(unit);
         return -1;
     }
-    if (map_and_allow(unit->address, unit->size, unit->fresh)) {
-        arena.device->map(unit->address, unit->size, unit->home->handle);
-        arena.device->allow(unit->address, unit->size);
-        forget_stage(unit);
-        return -1;
-    }
+    if (!CALL(map, unit->address, unit->size, unit->fresh))
+        return 0;
+    arena.device->map(unit->address, unit->size, unit->home->handle);
+    arena.device->allow(unit->address, unit->size);
+    forget_stage(unit);
+    return -1;
+}
+
+static void out_again(const struct unit *unit) {
+    arena.device->unmap(unit->address, unit->size);
+    arena.device->map(unit->address, unit->size, unit->home->handle);
+    arena.device->allow(unit->address, unit->size);
+    forget_stage(unit);
+}
+
+static void come_in(const struct unit *unit) {
     arena.device->unmap(unit->stage, unit->size);
     set_out(unit, 0);
     *unit->handle = unit->fresh;
@@ -296,6 +322,43 @@ static int swap_in(const struct unit *unit) {
     } else if (!arena.keep_homes)
         free_home(unit->home, unit->size);
     arena.page[MOVED_BYTES] += unit->size;
+}
+
+/* Neighbours change places together: what a call of the driver costs hardly depends on the size. */
+static int swap_in(unsigned first, unsigned end) {
+    for (unsigned next; first < end; first = next) {
+        uint64_t size = side_by_side(first, end, &next);
+        unsigned done = first;
+        while (done < next && !back_in_place(&units[done]))
+            done++;
+        if (done == next && !CALL(allow, units[first].address, size)) {
+            while (first < next)
+                come_in(&units[first++]);
+            continue;
+        }
+        for (unsigned i = first; i < done; i++)
+            out_again(&units[i]);
+        for (unsigned i = done < next ? done + 1 : next; i < end; i++)
+            forget_stage(&units[i]);
+        return -1;
+    }
+    return 0;
+}
+
+static int finished(void);
+
+/* Copies a group. */
+static int begin_copies(unsigned first, unsigned end, int out, int queue) {
+    uint64_t size = 0;
+    for (unsigned i = first; i < end; i++)
+        size += units[i].size;
+    if (!out && CALL(allow, units[first].stage, size))
+        return -1;
+    for (unsigned i = first; i < end; i++) {
+        uint64_t home = units[i].home->at;
+        if (CALL(copy, queue, out ? home : units[i].stage, out ? units[i].address : home, units[i].size))
+            return -1;
+    }
     return 0;
 }
 
@@ -303,7 +366,7 @@ static int swap_in(const struct unit *unit) {
  * nothing changes places, and it is tried again. */
 static int move(unsigned count, int out, int careful) {
     uint64_t began = now_ns(), work = careful ? work_of_others() : 0;
-    unsigned starts[MOST_UNITS + 1], groups = 0, ready = 0;
+    unsigned starts[MOST_UNITS + 1], groups = 0, ready = 0, moved = 0;
     uint64_t bytes = 0, stage = arena.stage_base;
     int status = DONE;
     for (; ready < count; ready++) {
@@ -320,27 +383,30 @@ static int move(unsigned count, int out, int careful) {
     }
     starts[groups] = ready;
     for (unsigned group = 0; group <= groups; group++) {
-        if (group < groups)
-            for (unsigned i = starts[group]; i < starts[group + 1]; i++) {
-                const struct unit *unit = &units[i];
-                uint64_t to = out ? unit->home->at : unit->stage, from = out ? unit->address : unit->home->at;
-                if (status != FAILED && CALL(copy, (int)(group & 1), to, from, unit->size))
-                    status = FAILED;
-            }
+        unsigned first = group ? starts[group - 1] : 0, end = group ? starts[group] : 0;
+        if (group < groups && status != FAILED && begin_copies(end, starts[group + 1], out, (int)(group & 1)))
+            status = FAILED;
         if (group && CALL(finish, (int)((group - 1) & 1)))
             status = FAILED;
         if (group && careful && status == DONE && (work_of_others() - work > WOKE_NS || !others_sleep()))
             status = WOKE;
-        if (group && out && status == DONE && swap_out(starts[group - 1], starts[group]))
-            status = FAILED;
-        for (unsigned i = group ? starts[group - 1] : 0; group && !out && i < starts[group]; i++) {
-            if (status != DONE)
-                forget_stage(&units[i]);
-            else if (swap_in(&units[i]))
+        for (unsigned i = first; out && i < end && status == DONE; i++) {
+            if (careful ? swap_out(&units[i]) : leave_place(&units[i]))
                 status = FAILED;
+            else if (!careful)
+                gone_out(&units[moved++]);
         }
+        for (unsigned i = first; !out && i < end && status != DONE; i++)
+            forget_stage(&units[i]);
+        if (!out && status == DONE && swap_in(first, end))
+            status = FAILED;
     }
     arena.page[MOVED_NS] += now_ns() - began;
+    if (moved) {
+        if (status == DONE && !left_to_move())
+            (void)finished(); /* the next job need not wait for the rest */
+        give_access(moved);
+    }
     return status;
 }
 

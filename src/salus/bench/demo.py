@@ -8,17 +8,21 @@ one lane.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from salus.bench.own_service import OwnService
-from salus.bench.switch import TRAIN, bare, finished
+from salus.bench.switch import TRAIN, finished
 from salus.core.model import Footprint
 from salus.errors import RequestRejected, SalusError
 from salus.service.gpu import Nvml, choose
@@ -76,13 +80,22 @@ def check_can_run(device: str) -> str:
 
 
 def calibrate(device: str, scale: float, progress: Progress) -> list[Measured]:
-    """How many iterations make each job as long as it should be."""
+    """How many iterations make each job as long as it should be. They start up together, and run one by one."""
     measured = []
-    for job in JOBS:
-        progress(f"measuring {job.name} alone", {})
-        told = json.loads(bare([*_command(job, device, CALIBRATION)]))
-        iteration_s = statistics.median(told["seconds"])
-        measured.append(Measured(job, max(1, round(job.seconds * scale / iteration_s)), iteration_s))
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with tempfile.TemporaryDirectory(prefix="salus-") as folder, contextlib.ExitStack() as stack:
+        progress("the jobs start up, to be measured alone", {})
+        started = []
+        for job in JOBS:
+            command = [*_command(job, device, CALIBRATION), "--go", str(Path(folder) / job.name)]
+            started.append(stack.enter_context(subprocess.Popen(command, **pipes)))
+            stack.callback(started[-1].kill)
+        _wait_until_ready(started)
+        for job, process in zip(JOBS, started, strict=True):
+            progress(f"measuring {job.name} alone", {})
+            (Path(folder) / job.name).touch()
+            iteration_s = statistics.median(json.loads(finished(process).splitlines()[-1])["seconds"])
+            measured.append(Measured(job, max(1, round(job.seconds * scale / iteration_s)), iteration_s))
     return measured
 
 

@@ -188,13 +188,6 @@ def take_turn(process: subprocess.Popen[str]) -> None:
     select.select([process.stdout], [], [], TIMEOUT_S)
 
 
-def bare(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
-    if done.returncode:
-        raise RequestRejected(f"the script failed: {_last_line(done.stderr)}")
-    return done.stdout
-
-
 def finished(job: subprocess.Popen[str]) -> str:
     """The job's output, once it has ended."""
     output, errors = job.communicate(timeout=TIMEOUT_S)
