@@ -176,30 +176,35 @@ static int back(unsigned slot, uint64_t handle, int made) {
     return 0;
 }
 
-/* A slot whose memory could not be given back stays as it is: better too much than something in use. */
-static int unback(unsigned slot) {
+/* It is unmapped. */
+static void forget_backing(unsigned slot) {
     struct slot *found = &arena.slots[slot];
-    uint64_t handle = found->handle;
+    uint64_t handle = found->handle, size = salus_slot_size(slot);
     int out = found->out, parked = found->parked;
     struct home home = found->home;
-    if (found->state == EMPTY)
-        return 0;
-    if (CALL(unmap, arena.lane_base + salus_slot_offset(slot), salus_slot_size(slot)))
-        return -1;
     if (found->state == PRIVATE) {
-        arena.private_bytes -= salus_slot_size(slot);
-        arena.promoted_bytes -= salus_slot_size(slot);
+        arena.private_bytes -= size;
+        arena.promoted_bytes -= size;
     } else if (found->made)
-        arena.made_bytes -= salus_slot_size(slot);
+        arena.made_bytes -= size;
     *found = (struct slot){0};
     arena.holes = 1;
     while (arena.top && arena.slots[arena.top - 1].state == EMPTY)
         arena.top--;
     if (out)
-        arena.out_bytes -= salus_slot_size(slot);
+        arena.out_bytes -= size;
     if (!out || parked)
         let_go(handle);
-    free_home(&home, salus_slot_size(slot));
+    free_home(&home, size);
+}
+
+/* A slot whose memory could not be given back stays as it is: better too much than something in use. */
+static int unback(unsigned slot) {
+    if (arena.slots[slot].state == EMPTY)
+        return 0;
+    if (CALL(unmap, arena.lane_base + salus_slot_offset(slot), salus_slot_size(slot)))
+        return -1;
+    forget_backing(slot);
     return 0;
 }
 
@@ -224,6 +229,23 @@ void give_up(unsigned slot) {
         arena.slots[slot].stale = arena.stale = 1;
 }
 
+/* Neighbours are unmapped by one call, which costs as much as for one of them. */
+void give_up_all(void) {
+    for (unsigned slot = 0, next; slot < arena.top; slot = next) {
+        for (next = slot; next < arena.top && arena.slots[next].state == SHARED; next++)
+            ;
+        if (next < slot + 2) {
+            next = slot + 1;
+            give_up(slot);
+            continue;
+        }
+        uint64_t start = salus_slot_offset(slot);
+        int together = !CALL(unmap, arena.lane_base + start, slot_end(next - 1) - start);
+        for (unsigned i = next; i-- > slot;)
+            together ? forget_backing(i) : give_up(i);
+    }
+}
+
 /* What cannot be had leaves the slot empty: before the job runs, it gets a chunk of its own making. */
 static void take_chunk(unsigned slot, int fd) {
     uint64_t handle;
@@ -246,8 +268,7 @@ static void answer_new_lane(void) {
 }
 
 static void leave_lane(uint64_t number) {
-    for (unsigned slot = arena.top; slot-- > 0;)
-        give_up(slot);
+    give_up_all();
     arena.unanswered = number;
     answer_new_lane();
 }
@@ -527,19 +548,6 @@ int salus_arena_resume(int poison) {
     }
     LEAVE;
     return status;
-}
-
-int salus_arena_would_promote(const uint64_t *ranges, size_t count) {
-    int found = 0;
-    ENTER;
-    for (size_t i = 0; arena.device && i < count && !found; i++) {
-        uint64_t begin = ranges[2 * i] - arena.lane_base;
-        unsigned last = salus_slot_at(begin + ranges[2 * i + 1] - 1);
-        for (unsigned slot = salus_slot_at(begin); slot <= last && !found; slot++)
-            found = arena.slots[slot].state == SHARED;
-    }
-    LEAVE;
-    return found;
 }
 
 static void own(unsigned slot) {

@@ -83,8 +83,6 @@ EXPORTED int salus_arena_reconnect(volatile uint64_t *page, int channel, int hol
 /* Before a lease is given up. The ranges (address, size, ...), by address, hold live data: what backs them becomes private.
  * The device may still be at work. 0, -1 if the lease cannot be given up, or 1: `settle` has something to do. */
 EXPORTED int salus_arena_yield(const uint64_t *ranges, size_t count);
-/* Would that make anything private that is not yet? */
-EXPORTED int salus_arena_would_promote(const uint64_t *ranges, size_t count);
 /* Then, once the device is idle: gives back what was private and has been empty for a while. */
 EXPORTED int salus_arena_settle(void);
 /* And if the service says so, clears what it leaves in the lane. -1 if that cannot be done: the lease must be kept. */

@@ -7,7 +7,8 @@
  * lock, and looks where each thread let go of it (python.c). From within an allocation that cannot be done: there, all
  * others must have done next to nothing for a while.
  *
- * Copying takes longer than mapping, so the next group is copied while the one before changes its place.
+ * On the way in, the next group is copied while the one before changes its place. On the way out that would be slower: the
+ * driver waits for what the device has written to the host, and the small chunks are many.
  */
 #include "state.h"
 
@@ -224,19 +225,40 @@ static void take_place_again(const struct unit *unit) {
         fill_again(unit);
 }
 
-static int leave_place(const struct unit *unit) {
-    if (is_cleared(unit) && CALL(fill, unit->address, unit->size, 0)) {
-        fill_again(unit);
-        return -1;
-    }
-    if (CALL(unmap, unit->address, unit->size)) {
-        if (is_cleared(unit))
-            fill_again(unit);
-        return -1;
-    }
-    if (!CALL(map, unit->address, unit->size, unit->home->handle))
+/* Units that lie side by side: by one call, or else one by one. */
+static int unmap_all(unsigned first, unsigned end) {
+    uint64_t size = units[end - 1].address + units[end - 1].size - units[first].address;
+    if (!CALL(unmap, units[first].address, size))
         return 0;
-    take_place_again(unit);
+    for (unsigned i = first; i < end; i++)
+        if (CALL(unmap, units[i].address, units[i].size)) {
+            while (i-- > first)
+                take_place_again(&units[i]);
+            return -1;
+        }
+    return 0;
+}
+
+/* Their homes take their place; nobody may reach them yet. */
+static int leave_place(unsigned first, unsigned end) {
+    unsigned cleared = first, mapped = first;
+    while (cleared < end && (!is_cleared(&units[cleared]) || !CALL(fill, units[cleared].address, units[cleared].size, 0)))
+        cleared++;
+    if (cleared == end && !unmap_all(first, end)) {
+        while (mapped < end && !CALL(map, units[mapped].address, units[mapped].size, units[mapped].home->handle))
+            mapped++;
+        if (mapped == end)
+            return 0;
+        for (unsigned i = first; i < end; i++) {
+            if (i < mapped)
+                arena.device->unmap(units[i].address, units[i].size);
+            take_place_again(&units[i]);
+        }
+        return -1;
+    }
+    for (unsigned i = first; i < end && i <= cleared; i++)
+        if (is_cleared(&units[i]))
+            fill_again(&units[i]);
     return -1;
 }
 
@@ -262,7 +284,7 @@ static uint64_t side_by_side(unsigned first, unsigned end, unsigned *next) {
 }
 
 static int swap_out(const struct unit *unit) {
-    if (leave_place(unit))
+    if (leave_place((unsigned)(unit - units), (unsigned)(unit - units) + 1))
         return -1;
     if (CALL(allow, unit->address, unit->size)) {
         arena.device->unmap(unit->address, unit->size);
@@ -347,66 +369,94 @@ static int swap_in(unsigned first, unsigned end) {
 
 static int finished(void);
 
-/* Copies a group. */
-static int begin_copies(unsigned first, unsigned end, int out, int queue) {
-    uint64_t size = 0;
-    for (unsigned i = first; i < end; i++)
-        size += units[i].size;
-    if (!out && CALL(allow, units[first].stage, size))
-        return -1;
-    for (unsigned i = first; i < end; i++) {
-        uint64_t home = units[i].home->at;
-        if (CALL(copy, queue, out ? home : units[i].stage, out ? units[i].address : home, units[i].size))
-            return -1;
+/* With Python's lock: first everything is copied, for what is mapped changes slowly while the device writes to the host. */
+static int move_out(unsigned count) {
+    uint64_t began = now_ns();
+    unsigned gone = 0, next;
+    int status = DONE;
+    for (unsigned i = 0; i < count && status == DONE; i++)
+        if (CALL(copy, 0, units[i].home->at, units[i].address, units[i].size))
+            status = FAILED;
+    if (CALL(finish, 0))
+        status = FAILED;
+    while (gone < count && status == DONE) {
+        side_by_side(gone, count, &next);
+        if (leave_place(gone, next))
+            status = FAILED;
+        while (gone < next && status == DONE)
+            gone_out(&units[gone++]);
     }
+    arena.page[MOVED_NS] += now_ns() - began;
+    if (status == DONE && !left_to_move())
+        (void)finished(); /* the next job need not wait for the rest */
+    give_access(gone);
+    return status;
+}
+
+/* As below; a small part only, that is reachable again at once. */
+static int move_out_carefully(unsigned count) {
+    uint64_t began = now_ns(), work = work_of_others();
+    int status = DONE;
+    for (unsigned i = 0; i < count && status == DONE; i++)
+        if (CALL(copy, 0, units[i].home->at, units[i].address, units[i].size))
+            status = FAILED;
+    if (CALL(finish, 0))
+        status = FAILED;
+    if (status == DONE && (work_of_others() - work > WOKE_NS || !others_sleep()))
+        status = WOKE;
+    for (unsigned i = 0; i < count && status == DONE; i++)
+        if (swap_out(&units[i]))
+            status = FAILED;
+    arena.page[MOVED_NS] += now_ns() - began;
+    return status;
+}
+
+/* Copies a group to where it is mapped meanwhile. */
+static int begin_copies(unsigned first, unsigned end, int queue) {
+    uint64_t size = units[end - 1].stage + units[end - 1].size - units[first].stage;
+    if (CALL(allow, units[first].stage, size))
+        return -1;
+    for (unsigned i = first; i < end; i++)
+        if (CALL(copy, queue, units[i].stage, units[i].home->at, units[i].size))
+            return -1;
     return 0;
 }
 
 /* `careful`: other threads may wake up at any moment. One that did while its memory was copied may have changed it; then
- * nothing changes places, and it is tried again. */
-static int move(unsigned count, int out, int careful) {
-    uint64_t began = now_ns(), work = careful ? work_of_others() : 0;
-    unsigned starts[MOST_UNITS + 1], groups = 0, ready = 0, moved = 0;
-    uint64_t bytes = 0, stage = arena.stage_base;
-    int status = DONE;
-    for (; ready < count; ready++) {
-        if (out ? make_home(units[ready].home, units[ready].size) : prepare_in(&units[ready], stage)) {
+ * nothing changes places, and it is tried again. While one group is copied the next is made ready. */
+static int move_in(unsigned count, int careful) {
+    uint64_t began = now_ns(), work = careful ? work_of_others() : 0, stage = arena.stage_base;
+    unsigned first = 0, end = 0, next = 0;
+    int status = DONE, queue = 0;
+    do {
+        uint64_t bytes = 0;
+        for (; next < count && bytes < GROUP_BYTES && status == DONE; bytes += units[next++].size)
+            if (prepare_in(&units[next], stage + bytes)) {
+                status = FAILED;
+                break;
+            }
+        stage += bytes;
+        if (next > end && status == DONE && begin_copies(end, next, queue))
             status = FAILED;
+        if (end > first && CALL(finish, !queue))
+            status = FAILED;
+        if (careful && status == DONE && (work_of_others() - work > WOKE_NS || !others_sleep()))
+            status = WOKE;
+        if (status == DONE && end > first && swap_in(first, end)) {
+            status = FAILED;
+            first = end; /* it has cleaned up after itself */
+        }
+        if (status != DONE) {
+            arena.device->finish(queue);
+            for (unsigned i = first; i < next; i++)
+                forget_stage(&units[i]);
             break;
         }
-        stage += units[ready].size;
-        if (!ready || bytes >= GROUP_BYTES) {
-            starts[groups++] = ready;
-            bytes = 0;
-        }
-        bytes += units[ready].size;
-    }
-    starts[groups] = ready;
-    for (unsigned group = 0; group <= groups; group++) {
-        unsigned first = group ? starts[group - 1] : 0, end = group ? starts[group] : 0;
-        if (group < groups && status != FAILED && begin_copies(end, starts[group + 1], out, (int)(group & 1)))
-            status = FAILED;
-        if (group && CALL(finish, (int)((group - 1) & 1)))
-            status = FAILED;
-        if (group && careful && status == DONE && (work_of_others() - work > WOKE_NS || !others_sleep()))
-            status = WOKE;
-        for (unsigned i = first; out && i < end && status == DONE; i++) {
-            if (careful ? swap_out(&units[i]) : leave_place(&units[i]))
-                status = FAILED;
-            else if (!careful)
-                gone_out(&units[moved++]);
-        }
-        for (unsigned i = first; !out && i < end && status != DONE; i++)
-            forget_stage(&units[i]);
-        if (!out && status == DONE && swap_in(first, end))
-            status = FAILED;
-    }
+        first = end;
+        end = next;
+        queue = !queue;
+    } while (end > first);
     arena.page[MOVED_NS] += now_ns() - began;
-    if (moved) {
-        if (status == DONE && !left_to_move())
-            (void)finished(); /* the next job need not wait for the rest */
-        give_access(moved);
-    }
     return status;
 }
 
@@ -460,13 +510,11 @@ static void free_unused_homes(void) {
 
 /* Whatever else of the lane is mapped: nothing of this job is needed in it. 0 when none of it is any more. */
 static int leave_the_rest(void) {
-    for (unsigned slot = arena.top; slot-- > 0;) {
-        struct slot *found = &arena.slots[slot];
-        if (found->state == SHARED && arena.page[SCRUB] &&
+    for (unsigned slot = 0; arena.page[SCRUB] && slot < arena.top; slot++)
+        if (arena.slots[slot].state == SHARED &&
             CALL(fill, arena.lane_base + salus_slot_offset(slot), salus_slot_size(slot), 0))
             return -1;
-        give_up(slot);
-    }
+    give_up_all();
     return clear_stale();
 }
 
@@ -516,7 +564,12 @@ int page_some(uint64_t most, int with_python) {
         return MORE;
     }
     rest = others_sleep() && (with_python ? python_rests() : others_rest());
-    status = !rest || CALL(idle) ? WOKE : move(count, arena.moving == PAGE_OUT, !with_python);
+    if (!rest || CALL(idle))
+        status = WOKE;
+    else if (arena.moving == PAGE_OUT)
+        status = with_python ? move_out(count) : move_out_carefully(count);
+    else
+        status = move_in(count, !with_python);
     if (status == WOKE) {
         if (arena.moving == PAGE_OUT && now_ms() > arena.moving_since + PATIENCE_MS)
             undo();
@@ -544,7 +597,7 @@ int page_in_all(void) {
         count = collect(UINT64_MAX);
         if (!count)
             kind = kind == PAGE_IN ? RESUME : 0;
-        else if (CALL(idle) || move(count, 0, 0) == FAILED)
+        else if (CALL(idle) || move_in(count, 0) == FAILED)
             break;
     }
     if (arena.moving != RESUME || collect(1)) {

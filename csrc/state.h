@@ -114,6 +114,7 @@ int find_gap(const struct segments *list, uint64_t size, int by_slots, uint64_t 
 void let_go(uint64_t handle);
 int map_and_allow(uint64_t address, uint64_t size, uint64_t handle);
 void give_up(unsigned slot);
+void give_up_all(void);
 int clear_stale(void);
 int come_back_alone(void);
 int back_segments(void);

@@ -30,7 +30,11 @@ from tests.gpu.jobs import START_LIMIT_S, command, result_of, says_ready
 JOBS = 8
 CAPACITY = "16GiB"
 NEEDS = ("--persistent", "4.1GiB", "--ephemeral", "2.1GiB")
+INSTANT_S = 0.02
+"""Sooner than that, nothing was moved."""
 KILLS = 30
+ENDING_S = 0.05
+"""Between the last word of a process that ends and the news of its end."""
 
 PINNED = """
 import time, torch
@@ -91,15 +95,16 @@ def _under(
     out = [end - start for kind, _, start, end in moves if kind == "PageOut"]
     back = [(job, start, end) for kind, job, start, end in moves if kind == "PageIn"]
     sizes = {row["id"]: row["persistent_bytes"] / 2**30 for row in rows}
-    rates = {
-        kind: [
-            sizes[job] / (end - start)
-            for what, job, start, end in moves
-            # By itself: two that go at the same time share the bus.
-            if what == kind and sum(s < end and start < e for _, _, s, e in moves) == 1
-        ]
-        for kind in ("PageOut", "PageIn")
-    }
+    rates: dict[str, list[float]] = {"PageOut": [], "PageIn": []}
+    firsts, been = [], set()
+    for kind, job, start, end in moves:
+        first, been = kind == "PageOut" and job not in been, been | {job}
+        if first:
+            # Its host memory is made and pinned, if there was no time for that before.
+            firsts.append(end - start)
+        elif end - start > INSTANT_S and sum(s < end and start < e for _, _, s, e in moves) == 1:
+            # By itself: two that go at the same time share the bus. And something was there to move.
+            rates[kind].append(sizes[job] / (end - start))
     ratios = {
         kind: statistics.median(rates[kind]) / pinned[which] if rates[kind] else None
         for kind, which in (("PageOut", "out_gib_s"), ("PageIn", "in_gib_s"))
@@ -117,6 +122,7 @@ def _under(
         "page_ins": len(back),
         "page_out_s": statistics.median(out) if out else None,
         "page_in_s": statistics.median(end - start for _, start, end in back) if back else None,
+        "first_page_outs_s": sorted(firsts),
         "page_out_to_pinned": ratios["PageOut"],
         "page_in_to_pinned": ratios["PageIn"],
         "alone_on_the_bus": {kind: len(values) for kind, values in rates.items()},
@@ -130,19 +136,23 @@ def _under(
 
 
 def _moves(journal: Path) -> list[tuple[str, str, float, float]]:
-    """Page-outs and page-ins, from the order to the answer."""
+    """Page-outs and page-ins, from the order to the answer; not those that a job answered by coming to its end."""
     began: dict[tuple[str, str], float] = {}
-    found = []
+    found: list[tuple[str, str, float, float]] = []
     with journal.open() as file:
         next(file, None)
         for line in map(json.loads, file):
-            event = line["event"]
+            event, now = line["event"], line["t"]
             if event["kind"] in ("PageOutFinished", "PageInFinished"):
                 kind = event["kind"].removesuffix("Finished")
-                found.append((kind, event["job_id"], began.pop((kind, event["job_id"]), line["t"]), line["t"]))
+                found.append((kind, event["job_id"], began.pop((kind, event["job_id"]), now), now))
+            last = found[-1] if found else None
+            ended = event["kind"] == "JobLeft" and last is not None and last[:2] == ("PageOut", event["job_id"])
+            if ended and now - last[3] < ENDING_S:
+                found.pop()
             for action in line["actions"]:
                 if action["kind"] in ("PageOut", "PageIn"):
-                    began[action["kind"], action["job_id"]] = line["t"]
+                    began[action["kind"], action["job_id"]] = now
     return found
 
 

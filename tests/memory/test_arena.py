@@ -145,17 +145,6 @@ def test_what_is_alive_is_taken_and_returned_when_it_is_free_for_a_while(pair):
     assert holds(address, 20 * MIB, 7)
 
 
-def test_it_knows_what_giving_the_lease_up_would_promote(pair):
-    arena, played = pair
-    address = arena.alloc("lane", 20 * MIB)
-    assert arena.would_promote([(address + 3 * MIB, MIB)])
-    assert not arena.would_promote([])
-    arena.yield_([(address + 3 * MIB, MIB)])
-    assert not arena.would_promote([(address + 3 * MIB, MIB)])
-    assert arena.would_promote([(address + 3 * MIB, MIB), (address + 4 * MIB, 8)])
-    played.hear()
-
-
 def test_a_slot_that_somebody_took_is_never_touched_again(pair):
     arena, played = pair
     address = arena.alloc("lane", 2 * MIB)

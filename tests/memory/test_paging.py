@@ -245,7 +245,7 @@ def test_host_memory_for_a_page_out_that_did_not_happen_is_given_back(pair):
     arena, played = pair
     address = arena.alloc("private", 8 * MIB)
     write(address, 8 * MIB, 1)
-    arena.fail_at(7)
+    arena.fail_at(5)  # the copy
     played.send(Record(Kind.PAGE_OUT))
     page(arena)
     assert kinds(played.hear()) == [(Kind.PAGED, Kind.PAGE_OUT, 0)]

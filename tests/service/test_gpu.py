@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from salus.errors import RequestRejected
+from salus.protocol import messages as msg
 from salus.service.gpu import Gpu, Nvml, _visible, choose
+from salus.service.job import LiveJob
 
 GIB = 1 << 30
 SMALL = Gpu("GPU-aaaa", 0, "small", 8 * GIB, 1 * GIB)
@@ -46,3 +48,9 @@ def test_without_a_driver_there_is_no_gpu_and_no_error():
         pytest.skip("this machine has a driver")
     assert nvml.gpus() == []
     assert nvml.used_by(SMALL) == {}
+
+
+def test_internal_memory_counts_when_it_was_seen_twice_in_a_row():
+    job = LiveJob("1", "token", 0, msg.Register("job", ["python"], "/"), "key", 0.0, launcher=None)
+    seen = [job.has_again(found, GIB // 8) for found in (GIB // 2, 3 * GIB, GIB // 2, GIB // 2 + 1)]
+    assert seen == [False, False, False, True], "the one in the middle was half of a switch"

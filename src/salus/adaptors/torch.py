@@ -74,8 +74,6 @@ class Watch:
         self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed
         # One object for good: torch.compile guards on which hooks there are, and a new one would compile again.
         self._pre_hook = self._before_forward
-        if memory is not None:
-            memory.optimizers = self._known_optimizers
 
     # In and out.
 

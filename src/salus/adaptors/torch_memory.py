@@ -20,7 +20,6 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -92,39 +91,6 @@ def live_blocks(snapshot: Any) -> tuple[dict[int, int], bool]:
     return blocks, pending
 
 
-def _weak(storage: Any) -> Any:
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-
-
-class _AtEnd:
-    """What was alive in the lane at the end of an iteration, when the GPU was still at work.
-
-    Nothing is allocated there until the next one begins, so what is alive when the job yields is a part of it. Which
-    part, is known of gradients: most scripts drop them in between, and torch says whether a storage is gone. If all of
-    it is private already, another look at everything, while the GPU has nothing to do, is saved.
-    """
-
-    def __init__(self, blocks: dict[int, int], optimizers: Iterable[Any]) -> None:
-        self._blocks = blocks
-        self._gradients: dict[int, Any] = {}
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None and parameter.grad.layout is torch.strided:
-                        storage = parameter.grad.untyped_storage()
-                        self._gradients[storage.data_ptr()] = _weak(storage)
-
-    def still_alive(self) -> list[tuple[int, int]]:
-        gradients = self._gradients
-        return [
-            (address, size)
-            for address, size in self._blocks.items()
-            if not (address in gradients and gradients[address].expired())
-        ]
-
-
 class TorchMemory:
     """The job's memory on its GPU. A `Memory` for the lease, and told by the adaptor where iterations begin and end."""
 
@@ -134,9 +100,6 @@ class TorchMemory:
         self._poison = os.environ.get("SALUS_POISON") == "1"
         self._routed: Any = None
         """The pool that allocations go to."""
-        self._at_end: _AtEnd | None = None
-        self.optimizers: Callable[[], list[Any]] = list
-        """Those that the script made, for their gradients."""
         self._trace: list[tuple[str, int]] | None = [] if os.environ.get("SALUS_TRACE") else None
         """When the GPU was left idle for somebody else, and when it was ours again; for benchmarks."""
         if self._trace is not None:
@@ -183,10 +146,9 @@ class TorchMemory:
             if not self._active:
                 _cuda.synchronize(self._device)
                 return True
+            if self._trace is not None and _cuda.current_stream(self._device).query():
+                self._mark("idle")
             # While the GPU works on; what is freed from here on is promoted for nothing, and never wrongly kept.
-            alive = None if self._at_end is None else self._at_end.still_alive()
-            if alive is not None and not self._arena.would_promote(alive):
-                return self._arena.yield_(alive, self._wait)
             blocks, pending = live_blocks(_Torch.snapshot(self._lane))
             if pending:
                 self._wait()
@@ -200,13 +162,15 @@ class TorchMemory:
 
     def _wait(self) -> None:
         _cuda.synchronize(self._device)
-        if self._trace is not None:
-            self._trace.append(("idle", time.monotonic_ns()))
+        self._mark("idle")
+
+    def _mark(self, what: str) -> None:
+        if self._trace is not None and (what != "idle" or not self._trace or self._trace[-1][0] != "idle"):
+            self._trace.append((what, time.monotonic_ns()))
 
     def after_grant(self) -> bool:
         brought = not self._active or self._arena.resume(poison=self._poison)
-        if self._trace is not None:
-            self._trace.append(("ours", time.monotonic_ns()))
+        self._mark("ours")
         return brought
 
     def wait(self) -> None:
@@ -231,22 +195,11 @@ class TorchMemory:
 
     def iteration_began(self) -> None:
         if self._active:
-            self._at_end = None
             self._route(self._lane)
 
     def iteration_ended(self) -> None:
         if self._active:
             self._route(self._private)
-            if self._lease.is_revoked():
-                self._look_at_end()
-
-    def _look_at_end(self) -> None:
-        try:
-            blocks, pending = live_blocks(_Torch.snapshot(self._lane))
-            if not pending:
-                self._at_end = _AtEnd(blocks, self.optimizers())
-        except Exception:
-            self._at_end = None  # it is looked at when the job yields
 
     def first_step_began(self) -> None:
         """The optimizer is about to make its state."""

@@ -132,10 +132,6 @@ class Lease:
                 self._memory = None
             return self._memory is not None
 
-    def is_revoked(self) -> bool:
-        """The job will yield before its next iteration."""
-        return bool(self._holding and self._words[_REVOKE])
-
     # Around every iteration.
 
     def begin(self) -> None:

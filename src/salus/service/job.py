@@ -56,6 +56,8 @@ class LiveJob:
     """It was told that so much of it may be paged out."""
     yields_late: bool | None = None
     """It gave its lease up while one of its threads waits for memory; and whether it wants more."""
+    internal_seen: int = -1
+    """What the last look found that its arena does not know of."""
     boundaries: int = 0
     boundary_at: float = 0.0
     """When it was last seen to have passed one."""
@@ -68,6 +70,11 @@ class LiveJob:
     last_queued: msg.Queued | None = None
     final: dict[str, Any] = field(default_factory=dict)
     waiters: list[Connection] = field(default_factory=list)
+
+    def has_again(self, internal_bytes: int, about_bytes: int) -> bool:
+        """Whether two looks in a row found about the same of what its arena does not know of."""
+        before, self.internal_seen = self.internal_seen, internal_bytes
+        return before >= 0 and abs(internal_bytes - before) < about_bytes
 
     def close(self) -> None:
         if self.link is not None:

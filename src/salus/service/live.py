@@ -626,7 +626,9 @@ class Live:
             # Without an arena all of it is: nothing is known of it, and nothing of it can be shared.
             private = words[Word.PRIVATE_BYTES] - words[Word.OUT_BYTES]
             internal = max(0, used - private - words[Word.MADE_BYTES])
-            settled = core.phase is Phase.RESIDENT and core.wanted is None
+            # The two do not show the same moment, and while a job is switched or paged gigabytes lie in between.
+            steady = job.has_again(internal, NOTABLE_BYTES)
+            settled = core.phase is Phase.RESIDENT and core.wanted is None and steady
             if settled and abs(internal - core.footprint.internal_bytes) >= NOTABLE_BYTES:
                 self.handle(ev.FootprintChanged(job.job_id, replace(core.footprint, internal_bytes=internal)))
         others = max(0, used_bytes - ours)
