@@ -9,6 +9,7 @@ import array
 import ctypes
 import itertools
 import sysconfig
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ RESERVE_BYTES = 256 << 30
 """Addresses for each of the two ranges; they cost nothing."""
 PAGE_STEP_BYTES = 32 << 30
 """Paged at a time, with Python's lock; the script waits for its lease then, and other threads of it 0.6 s."""
+REST_S = 0.0005
 _MORE, _BUSY = 1, 2
 _WHY = {
     -1: "there is no libcuda.so.1",
@@ -118,7 +120,7 @@ class Arena:
         if not self._c.salus_arena_has_to_page():
             return False
         while self._c.salus_arena_prepare() > 0:
-            pass
+            time.sleep(REST_S)  # each may take a tenth of a second, and the script may wait for the arena
         while (status := self._held.salus_arena_page(PAGE_STEP_BYTES)) == _MORE:
             pass
         return bool(status == _BUSY)

@@ -417,8 +417,10 @@ class Live:
             self.decide(answer)
         if self._contention is None and len(self.holders) < len(self.jobs):
             self._contention = self._loop.call_later(CONTENTION_S, self._tell_contention)
-        if self._news is None and self.scheduler.queue_length:
-            self._news = self._loop.call_later(QUEUE_NEWS_S, self._tell_queue)
+        if self.scheduler.queue_length:
+            if self._news is None:
+                self._news = self._loop.call_later(QUEUE_NEWS_S, self._tell_queue)
+            self._pager.prepare_soon()
         return actions
 
     def _cut_off(self, action: act.Action, error: OSError) -> None:
@@ -687,7 +689,6 @@ class Live:
     def _tell_queue(self) -> None:
         """Tells the launchers of waiting jobs why they wait, where that has changed."""
         self._news = None
-        self._pager.prepare()
         for core in self.scheduler.queue:
             job = self.jobs[core.job_id]
             why = self.scheduler.explain(core.job_id)

@@ -26,6 +26,7 @@ PAGE_OUT_LIMIT_S = 5.0
 SLOWEST_PAGING_BYTES_S = 1 << 30
 """A job that takes longer than this to be paged out is given up on."""
 PAGE_AGAIN_S = 0.1
+PREPARE_S = 0.1
 NOTABLE_BYTES = 32 << 20
 """Host memory is not made ready for less."""
 
@@ -34,6 +35,7 @@ class Pager:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._loop = asyncio.get_running_loop()
+        self._preparing: asyncio.TimerHandle | None = None
 
     def page_out(self, job: LiveJob, with_lane: bool) -> ev.Event | None:
         """The answer, where it is known already."""
@@ -64,9 +66,17 @@ class Pager:
         needed = sum(job.footprint.persistent_bytes for job in self._live.scheduler.jobs.values())
         return limit is None or needed <= limit
 
-    def prepare(self) -> None:
+    def prepare_soon(self) -> None:
         """Somebody waits for memory. Making host memory ready takes ten times as long as filling it."""
-        if not self._live.scheduler.config.host_bytes or not self.host_takes_all():
+        if self._preparing is None and self._live.scheduler.config.host_bytes:
+            self._preparing = self._loop.call_later(PREPARE_S, self._prepare)
+
+    def _prepare(self) -> None:
+        """Whoever took memory since the last time makes some ready, again and again while somebody waits."""
+        self._preparing = None
+        if self._live.scheduler.queue_length:
+            self.prepare_soon()
+        if not self.host_takes_all():
             return
         for job in self._live.jobs.values():
             if job.link is None or job.worker is None or job.page is None:
