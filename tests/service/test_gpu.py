@@ -51,6 +51,6 @@ def test_without_a_driver_there_is_no_gpu_and_no_error():
 
 
 def test_internal_memory_counts_when_it_was_seen_twice_in_a_row():
-    job = LiveJob("1", "token", 0, msg.Register("job", ["python"], "/"), "key", 0.0, launcher=None)
+    job = LiveJob("1", "token", 0, msg.Register("job", ["python"], "/"), "key", 0.0, launcher=None, live=None)  # type: ignore[arg-type]
     seen = [job.has_again(found, GIB // 8) for found in (GIB // 2, 3 * GIB, GIB // 2, GIB // 2 + 1)]
     assert seen == [False, False, False, True], "the one in the middle was half of a switch"

@@ -104,7 +104,8 @@ def run_policy(policy: str, jobs: Sequence[Measured], device: str, progress: Pro
     capacity_bytes = _capacity(device)
     lane_bytes = int(LANE_PART * capacity_bytes)
     options = ["--policy", policy, "--quantum", f"{QUANTUM_S}s", "--capacity", f"{capacity_bytes}B"]
-    options += ["--device", "cuda" if device == "cuda" else "host"]
+    gpu = choose(Nvml().gpus(), None) if device == "cuda" else None
+    options += ["--device", "host"] if gpu is None else ["--device", "cuda", "--gpu", gpu.uuid]
     with OwnService(*options) as service:
         go = service.socket.parent / "go"
         started = []

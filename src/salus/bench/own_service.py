@@ -15,6 +15,7 @@ from types import TracebackType
 
 from salus.client.connection import ServiceConnection
 from salus.errors import ServiceUnavailable
+from salus.service.gpu import Nvml, choose
 
 START_TIMEOUT_S = 20.0
 
@@ -23,7 +24,10 @@ class OwnService:
     """With this, a service runs; the jobs started through it end with it at the latest."""
 
     def __init__(self, *options: str) -> None:
-        self._options = options
+        # Of one GPU: jobs that are to share it must not end up on several.
+        gpus = [] if "--gpu" in options or "--device" in options else Nvml().gpus()
+        one = choose(gpus, None) if len(gpus) > 1 else None
+        self._options = options if one is None else (*options, "--gpu", one.uuid)
         self._started: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> OwnService:

@@ -48,9 +48,15 @@ def ps(
         make_console().print(jobs_table(rows))
 
 
+def device_name(row: dict[str, Any]) -> str:
+    return str(row["device"]) if row["gpu"] is None else str(row["gpu"])
+
+
 def jobs_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("id", "name", "user", "state", "lane"):
+    # Which device, only where that is a question.
+    several = len({row["device"] for row in rows}) > 1
+    for column in ("id", "name", "user", "state", *(("gpu",) if several else ()), "lane"):
         table.add_column(column, no_wrap=True)
     for column in ("iterations", "device time", "persistent", "ephemeral"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -62,6 +68,7 @@ def jobs_table(rows: list[dict[str, Any]]) -> Table:
             row["name"],
             row["user"],
             row["state"] + ended,
+            *((device_name(row),) if several else ()),
             "" if row["lane"] is None else str(row["lane"]),
             f"{row['iterations']:,}",
             format_duration(row["gpu_time_s"]),

@@ -25,6 +25,10 @@ Weight = Annotated[float, typer.Option(help="Share of the device under the polic
 Iterations = Annotated[int | None, typer.Option(min=1, help="How many iterations the job will do.")]
 Duration = Annotated[str | None, typer.Option(metavar="TIME", help="Device time the whole job needs alone, like 30m.")]
 Persistent = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that lives across iterations, like 2GiB.")]
+OnGpu = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="N|UUID", help="Which GPU, or several separated by commas. Default: one with room."),
+]
 Ephemeral = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that lives within an iteration.")]
 
 
@@ -37,6 +41,7 @@ def run(
     duration: Duration = None,
     persistent: Persistent = None,
     ephemeral: Ephemeral = None,
+    gpu: OnGpu = None,
     if_no_service: Annotated[
         str,
         typer.Option(
@@ -49,7 +54,7 @@ def run(
     Example: `salus run -- python train.py`
     Example: `salus run --name big --weight 2 --ephemeral 4GiB -- python train.py --epochs 3`
     """
-    asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral)
+    asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu)
     if if_no_service not in ("refuse", "run"):
         raise RequestRejected(f"--if-no-service: {if_no_service!r} is not understood; expected refuse or run")
     raise typer.Exit(launch.run(asked, unmanaged_if_none=if_no_service == "run"))
@@ -64,6 +69,7 @@ def submit(
     duration: Duration = None,
     persistent: Persistent = None,
     ephemeral: Ephemeral = None,
+    gpu: OnGpu = None,
 ) -> None:
     """Run a command as a job in the background. Prints its id; its output is kept for `salus logs`.
 
@@ -71,7 +77,7 @@ def submit(
     """
     outputs = make_private(state_dir() / "output")
     log = outputs / f"{os.getpid()}-{os.urandom(4).hex()}.log"
-    asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, str(log))
+    asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu, str(log))
     # A process of its own session stays with the job, whatever becomes of this terminal.
     code = "import sys, json; from salus.cli.run import supervise; sys.exit(supervise(json.loads(sys.argv[1])))"
     process = subprocess.Popen(
@@ -109,6 +115,7 @@ def _ask(
     duration: str | None,
     persistent: str | None,
     ephemeral: str | None,
+    gpu: str | None,
     log: str | None = None,
 ) -> Register:
     if weight <= 0:
@@ -124,6 +131,8 @@ def _ask(
         persistent_bytes=None if persistent is None else parsed("--persistent", parse_bytes, persistent),
         ephemeral_bytes=None if ephemeral is None else parsed("--ephemeral", parse_bytes, ephemeral),
         log=log,
+        gpu=gpu,
+        visible=launch.visible_gpus(os.environ),
     )
 
 

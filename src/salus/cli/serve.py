@@ -16,7 +16,8 @@ from salus.cli.options import complete_policy, parsed
 from salus.core.model import GpuConfig
 from salus.errors import RequestRejected
 from salus.paths import socket_path, state_dir
-from salus.service.gpu import Gpu, Nvml, choose
+from salus.service.devices import Device
+from salus.service.gpu import Gpu, Nvml, choose_all
 from salus.service.registry import Registry
 from salus.units import format_bytes, parse_bytes, parse_duration
 
@@ -29,13 +30,17 @@ def serve(
         str, typer.Option(metavar="TIME", help="A lease lasts at least this long; 0 switches at every boundary.")
     ] = "20ms",
     device: Annotated[
-        str, typer.Option(metavar="auto|cuda|host", help="What is shared: a GPU, or the processor where there is none.")
+        str,
+        typer.Option(
+            metavar="auto|cuda|host",
+            help="What is shared: the GPUs, or the processor where there is none; host:2 is as if there were two.",
+        ),
     ] = "auto",
     gpu: Annotated[
-        str | None, typer.Option(metavar="N|UUID", help="Which GPU. Default: the one with the most free memory.")
+        str | None, typer.Option(metavar="N|UUID", help="Which GPU, or several separated by commas. Default: all.")
     ] = None,
     capacity: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory to share, as on a smaller device. Default: all it has.")
+        str | None, typer.Option(metavar="SIZE", help="Memory to share on each, as on a smaller one. Default: all.")
     ] = None,
     reserve: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory to leave to others on the GPU, besides what they use already.")
@@ -82,20 +87,22 @@ def serve(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="salus: %(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
-    chosen = _without_our_jobs(_choose(device, gpu))
-    room_bytes = _room(chosen, parsed("--reserve", parse_bytes, reserve))
-    size = _size(chosen, capacity, room_bytes)
+    chosen = [_without_our_jobs(one) for one in _choose(device, gpu)]
+    devices = []
+    for number, one in enumerate(chosen):
+        room_bytes = _room(one, parsed("--reserve", parse_bytes, reserve))
+        config = GpuConfig(
+            capacity_bytes=_size(one, capacity, room_bytes),
+            quantum_s=parsed("--quantum", parse_duration, quantum),
+            # To each its part: two that count on the same memory would both be wrong.
+            host_bytes=_host_bytes(host_memory) // len(chosen),
+            share_lanes_between_users=share_lanes_between_users,
+        )
+        devices.append(Device(config, one, number, room_bytes))
     options = Options(
         socket=socket_path(),
         state=state_dir(),
-        config=GpuConfig(
-            capacity_bytes=size,
-            quantum_s=parsed("--quantum", parse_duration, quantum),
-            host_bytes=_host_bytes(host_memory),
-            share_lanes_between_users=share_lanes_between_users,
-        ),
-        gpu=chosen,
-        room_bytes=room_bytes,
+        devices=tuple(devices),
         policy=policy,
         journal=journal,
         linger=linger,
@@ -107,8 +114,8 @@ def serve(
     )
 
     def started() -> None:
-        what = "the processor" if chosen is None else f"{chosen.name} ({chosen.uuid})"
-        typer.echo(f"salus: serves {what} on {options.socket}: {format_bytes(size)}, policy {policy}", err=True)
+        what = ", ".join(f"{one.title}: {format_bytes(one.config.capacity_bytes)}" for one in devices)
+        typer.echo(f"salus: serves {what}; on {options.socket}, policy {policy}", err=True)
 
     async def serve_until_told() -> int:
         return await Server(options).run(started)
@@ -116,16 +123,17 @@ def serve(
     raise typer.Exit(asyncio.run(serve_until_told()))
 
 
-def _choose(device: str, wanted: str | None) -> Gpu | None:
+def _choose(device: str, wanted: str | None) -> list[Gpu | None]:
     """None: the host device."""
-    if device not in ("auto", "cuda", "host"):
+    kind, _, count = device.partition(":")
+    if kind not in ("auto", "cuda", "host") or (count and (kind != "host" or not count.isdigit() or int(count) < 1)):
         raise RequestRejected(f"--device: {device!r} is not understood; expected auto, cuda or host")
-    if device == "host":
-        return None
-    found = choose(Nvml().gpus(), wanted)
-    if found is None and device == "cuda":
+    if kind == "host":
+        return [None] * int(count or 1)
+    found = choose_all(Nvml().gpus(), wanted)
+    if not found and device == "cuda":
         raise RequestRejected("--device: there is no GPU here; salus doctor says more")
-    return found
+    return [*found] or [None]
 
 
 def _without_our_jobs(gpu: Gpu | None) -> Gpu | None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from salus.cli.console import make_console
+from salus.cli.jobs import device_name
 from salus.cli.options import parsed
 from salus.client.connection import ServiceConnection
 from salus.client.launch import connect
@@ -65,30 +66,34 @@ class Look:
 
 def screen(before: Look, now: Look) -> RenderableType:
     status = now.status
-    used = status["capacity_bytes"] - status["free_bytes"]
     head = Text.assemble(
         ("salus", "bold"),
         f"  policy {status['policy']}, quantum {format_duration(status['quantum_s'])}, ",
         f"{status['jobs']} jobs, {status['queue_length']} wait for memory",
     )
     memory = Table.grid(padding=(0, 1))
-    memory.add_row(
-        "memory",
-        Bar(status["capacity_bytes"], 0, used, width=30, color="cyan"),
-        f"{format_bytes(used)} of {format_bytes(status['capacity_bytes'])}",
-    )
+    several = len(status["devices"]) > 1
+    for one in status["devices"]:
+        used = one["capacity_bytes"] - one["free_bytes"]
+        memory.add_row(
+            f"memory of {device_name(one)}" if several else "memory",
+            Bar(one["capacity_bytes"], 0, used, width=30, color="cyan"),
+            f"{format_bytes(used)} of {format_bytes(one['capacity_bytes'])}",
+        )
     return Group(head, memory, Text(), _lanes(now), Text(), _jobs(before, now))
 
 
 def _lanes(now: Look) -> Table:
     names = {row["id"]: row["name"] for row in now.jobs}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("lane", "size", "runs now", "jobs"):
+    several = len(now.status["devices"]) > 1
+    for column in (*(("gpu",) if several else ()), "lane", "size", "runs now", "jobs"):
         table.add_column(column, no_wrap=column != "jobs")
     for lane in now.status["lanes"]:
+        where = (device_name(lane),) if several else ()
         holder = lane["holder"]
         runs = "" if holder is None else f"{holder} {names.get(holder, '')}"
-        table.add_row(str(lane["lane"]), format_bytes(lane["size_bytes"]), runs, " ".join(lane["jobs"]))
+        table.add_row(*where, str(lane["lane"]), format_bytes(lane["size_bytes"]), runs, " ".join(lane["jobs"]))
     return table
 
 

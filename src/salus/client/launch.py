@@ -20,6 +20,8 @@ from salus.errors import RequestRejected, SalusError, ServiceUnavailable
 from salus.paths import socket_path, state_dir
 from salus.protocol import messages as msg
 
+HIDES_ALL = ("", "-1")
+"""Settings of CUDA_VISIBLE_DEVICES with which there is no GPU."""
 START_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 2.0
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGQUIT)
@@ -60,11 +62,19 @@ def _start_service(path: Path) -> Path:
     return log
 
 
+def visible_gpus(environment: Mapping[str, str]) -> str | None:
+    """Those that the user lets the job see; None: all."""
+    setting = environment.get("CUDA_VISIBLE_DEVICES")
+    return None if setting in HIDES_ALL else setting
+
+
 def environment_for(job: msg.Registered, base: Mapping[str, str]) -> dict[str, str]:
     """The environment in which the adaptor loads by itself, in the process and in its children."""
     bootstrap = str(Path(__file__).parent.parent / "adaptors" / "bootstrap")
     others = [entry for entry in base.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != bootstrap]
-    placed = {} if job.gpu is None else {"CUDA_VISIBLE_DEVICES": job.gpu}
+    # One that may see no GPU at all is to run without.
+    hidden = base.get("CUDA_VISIBLE_DEVICES") in HIDES_ALL
+    placed = {} if job.gpu is None or hidden else {"CUDA_VISIBLE_DEVICES": job.gpu}
     return {
         **base,
         **placed,

@@ -7,7 +7,7 @@ when another GPU runs out of waiting jobs, it takes over the next one from the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -20,6 +20,25 @@ from salus.errors import RequestRejected
 GpuIndex = int
 
 TAKE_OVER_LOOKAHEAD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What placement looks at, of one GPU."""
+
+    capacity_bytes: int
+    free_bytes: int
+    queue_length: int
+    work_s: float
+    """Of the jobs whose length is known."""
+    jobs: int
+
+
+def choose(needs_bytes: int, rooms: Mapping[GpuIndex, Room]) -> GpuIndex:
+    """Where a job fits at once, else where it fits at all, the one with the least to do."""
+    able = [gpu for gpu, room in rooms.items() if needs_bytes <= room.capacity_bytes]
+    free = [gpu for gpu in able if needs_bytes <= rooms[gpu].free_bytes and not rooms[gpu].queue_length]
+    return min(free or able or rooms, key=lambda gpu: (rooms[gpu].work_s, rooms[gpu].jobs, gpu))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +112,14 @@ class Cluster:
         return done
 
     def _choose(self, spec: JobSpec) -> GpuIndex:
-        needs = spec.footprint.total_bytes
-        everywhere = range(len(self.schedulers))
-        able = [gpu for gpu in everywhere if needs <= self._capacity_bytes[gpu]]
-        free = [gpu for gpu in able if needs <= self._free_bytes[gpu] and not self._queue_length[gpu]]
-        return min(free or able or everywhere, key=lambda gpu: (self._work_s[gpu], len(self.schedulers[gpu].jobs), gpu))
+        rooms = {
+            gpu: Room(
+                self._capacity_bytes[gpu], self._free_bytes[gpu], self._queue_length[gpu], self._work_s[gpu],
+                len(scheduler.jobs),
+            )
+            for gpu, scheduler in enumerate(self.schedulers)
+        }  # fmt: skip
+        return choose(spec.footprint.total_bytes, rooms)
 
     def _forget(self, job_id: JobId, gpu: GpuIndex) -> None:
         del self._gpu_of[job_id]

@@ -52,6 +52,10 @@ class Register:
     persistent_bytes: int | None = None
     ephemeral_bytes: int | None = None
     log: str | None = None
+    gpu: str | None = None
+    """On which it is to run: numbers or UUIDs, separated by commas."""
+    visible: str | None = None
+    """Which the user lets it see, as in CUDA_VISIBLE_DEVICES."""
 
 
 @dataclass(frozen=True)

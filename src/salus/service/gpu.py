@@ -76,6 +76,14 @@ def choose(gpus: list[Gpu], wanted: str | None) -> Gpu | None:
     raise RequestRejected(f"--gpu: there is no GPU {wanted}; there are: {there}")
 
 
+def choose_all(gpus: list[Gpu], wanted: str | None) -> list[Gpu]:
+    """Those named, by numbers or UUIDs separated by commas, each once; else all."""
+    if wanted is None:
+        return gpus
+    found = [choose(gpus, name.strip()) for name in wanted.split(",")]
+    return [gpu for gpu in gpus if gpu in found]
+
+
 def _visible(gpus: list[Gpu], setting: str | None) -> list[Gpu]:
     if setting is None:
         return gpus

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import select
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from salus.protocol import messages as msg
 from salus.protocol.page import Page
 from salus.service.connection import Connection
 from salus.service.memory import Link
+
+if TYPE_CHECKING:
+    from salus.service.live import Live
 
 
 @dataclass(eq=False)
@@ -24,6 +27,8 @@ class LiveJob:
     key: str
     submitted_at: float
     launcher: Connection | None
+    live: Live
+    """The device it runs on."""
     worker: Connection | None = None
     """The process that uses the device."""
     page: Page | None = None

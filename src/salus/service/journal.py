@@ -28,9 +28,10 @@ FORMAT = 1
 
 
 class Journal:
-    def __init__(self, folder: Path, config: GpuConfig, policy: Policy) -> None:
+    def __init__(self, folder: Path, config: GpuConfig, policy: Policy, which: str = "") -> None:
+        """`which` tells the journals of several devices apart."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        self.path = folder / f"{stamp}-{os.getpid()}.jsonl"
+        self.path = folder / f"{stamp}-{os.getpid()}{which}.jsonl"
         self.broken: str | None = None
         try:
             self._file: TextIO | None = self.path.open("x", buffering=1 << 16)

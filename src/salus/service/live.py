@@ -20,7 +20,8 @@ from typing import Any
 
 from salus.core import actions as act
 from salus.core import events as ev
-from salus.core.model import Footprint, GpuConfig, JobSpec, Lease, Phase
+from salus.core.model import Footprint, JobSpec, Lease, Phase
+from salus.core.placement import Room
 from salus.core.policies import Policy
 from salus.core.scheduler import Scheduler
 from salus.errors import RequestRejected
@@ -29,13 +30,14 @@ from salus.protocol.errors import NoSuchJob
 from salus.protocol.page import JobState, Page, Word
 from salus.protocol.slots import Kind
 from salus.service.connection import Connection
+from salus.service.devices import Device
 from salus.service.history import History, PastRun, command_key
 from salus.service.job import LiveJob, is_alive, is_dead
 from salus.service.journal import Journal
 from salus.service.memory import Lanes, Link
 from salus.service.paging import Pager
 from salus.service.registry import Registry
-from salus.service.view import describe, footprint_of
+from salus.service.view import MOST_LANES, describe, footprint_of
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ MEASURE_LIMIT_S = 20.0
 class Live:
     def __init__(
         self,
-        config: GpuConfig,
+        device: Device,
         policy: Policy,
         journal: Journal | None,
         history: History,
@@ -68,7 +70,8 @@ class Live:
         *,
         scrub: bool = False,
     ) -> None:
-        self.scheduler = Scheduler(config, policy)
+        self.device = device
+        self.scheduler = Scheduler(device.config, policy)
         self.lanes = Lanes(self._lane_released)
         self._pager = Pager(self)
         self.jobs: dict[str, LiveJob] = {}
@@ -90,8 +93,8 @@ class Live:
     def register(self, connection: Connection, asked: msg.Register) -> LiveJob:
         key = command_key(asked.command, asked.directory)
         token, now = secrets.token_hex(16), time.time()
-        job_id = self.registry.add(token, connection.uid, asked, now, connection.pid)
-        job = LiveJob(job_id, token, connection.uid, asked, key, now, launcher=connection)
+        job_id = self.registry.add(token, connection.uid, asked, now, connection.pid, self.device.key)
+        job = LiveJob(job_id, token, connection.uid, asked, key, now, connection, self)
         self.jobs[job.job_id] = job
         try:
             actions = self.handle(ev.JobArrived(self.spec(job)))
@@ -101,7 +104,8 @@ class Live:
         refusal = next((action for action in actions if isinstance(action, act.RefuseJob)), None)
         if refusal is not None:
             self._forget(job)
-            raise RequestRejected(f"job {job.asked.name} cannot run on this device: {refusal.reason}")
+            where = "this device" if self.device.gpu is None else f"GPU {self.device.gpu.index}"
+            raise RequestRejected(f"job {job.asked.name} cannot run on {where}: {refusal.reason}")
         log.info("job %s (%s) was registered by process %d", job.job_id, asked.name, connection.pid)
         return job
 
@@ -608,9 +612,16 @@ class Live:
         for other in list(self.jobs.values()):
             self.wanted(other)
 
-    def gpu_seen(self, used_by: dict[int, int], used_bytes: int, room_bytes: int) -> None:
-        """What NVML shows: each process's bytes, all that has come into use since the service started, and how much
-        there was to use then.
+    def room(self) -> Room:
+        """For the placement of new jobs."""
+        scheduler = self.scheduler
+        left = [job.spec.length_s - job.attained_s for job in scheduler.jobs.values() if job.spec.length_s is not None]
+        work_s = sum(max(0.0, seconds) for seconds in left)
+        capacity_bytes = scheduler.config.capacity_bytes
+        return Room(capacity_bytes, scheduler.free_bytes, scheduler.queue_length, work_s, len(self.jobs))
+
+    def gpu_seen(self, used_by: dict[int, int], used_bytes: int) -> None:
+        """What NVML shows: each process's bytes, and all that has come into use since the service started.
 
         A job's internal memory is what its process has beyond what its arena knows of. What nobody of ours has is
         outside memory; on a GPU that is larger than what we share, it may not matter.
@@ -634,7 +645,7 @@ class Live:
             if settled and abs(internal - core.footprint.internal_bytes) >= NOTABLE_BYTES:
                 self.handle(ev.FootprintChanged(job.job_id, replace(core.footprint, internal_bytes=internal)))
         others = max(0, used_bytes - ours)
-        outside = max(0, self.scheduler.config.capacity_bytes - (room_bytes - others))
+        outside = max(0, self.scheduler.config.capacity_bytes - (self.device.room_bytes - others))
         if abs(outside - self._outside_bytes) >= NOTABLE_BYTES or (outside == 0 != self._outside_bytes):
             self._outside_bytes = outside
             self.handle(ev.OutsideMemoryChanged(outside))
@@ -737,6 +748,9 @@ class Live:
     def status(self) -> dict[str, Any]:
         scheduler = self.scheduler
         return {
+            "gpu": self.device.index,
+            "device": self.device.key,
+            "title": self.device.title,
             "policy": str(scheduler.policy),
             "quantum_s": scheduler.config.quantum_s,
             "capacity_bytes": scheduler.config.capacity_bytes,
@@ -758,7 +772,7 @@ class Live:
                     "holder": next((j for j in lane.needs if scheduler.jobs[j].lease is not Lease.NONE), None),
                 }
                 for lane in scheduler.lanes.values()
-            ][:64],
+            ][:MOST_LANES],
         }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from salus.protocol import messages as msg
 from salus.service.connection import Connection
 from salus.service.history import command_key
 from salus.service.job import LiveJob, is_alive
+from salus.service.registry import SavedJob
 
 if TYPE_CHECKING:
     from salus.service.live import Live
@@ -37,12 +39,12 @@ class Recovery:
         """Set as long as somebody may still come back in time."""
         self._ends_at = 0.0
 
-    def begin(self) -> None:
+    def begin(self, jobs: Sequence[SavedJob]) -> None:
         """Jobs of the service before us are given a moment to come back; until then nobody gets anything."""
         live = self._live
-        for saved in live.registry.all():
+        for saved in jobs:
             key = command_key(saved.asked.command, saved.asked.directory)
-            job = LiveJob(saved.job_id, saved.token, saved.uid, saved.asked, key, saved.submitted_at, launcher=None)
+            job = LiveJob(saved.job_id, saved.token, saved.uid, saved.asked, key, saved.submitted_at, None, live)
             job.returning, job.waited_for, job.had_worker = True, saved.worker or saved.launcher, saved.worker > 0
             live.jobs[job.job_id] = job
         if live.jobs:

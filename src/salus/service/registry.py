@@ -21,7 +21,8 @@ CREATE TABLE IF NOT EXISTS jobs (
     asked TEXT NOT NULL,
     submitted_at REAL NOT NULL,
     launcher INTEGER NOT NULL,
-    worker INTEGER NOT NULL DEFAULT 0
+    worker INTEGER NOT NULL DEFAULT 0,
+    device TEXT NOT NULL DEFAULT ''
 );
 """
 
@@ -36,6 +37,8 @@ class SavedJob:
     launcher: int
     worker: int
     """The process that used the device; 0: none did."""
+    device: str
+    """On which it was placed."""
 
 
 class Registry:
@@ -46,16 +49,18 @@ class Registry:
             # What the kernel has survives a killed service. After a crash of the machine there are no jobs.
             self._db.execute("PRAGMA synchronous=OFF")
             self._db.executescript(_SCHEMA)
+            if "device" not in {row[1] for row in self._db.execute("PRAGMA table_info(jobs)")}:
+                self._db.execute("ALTER TABLE jobs ADD COLUMN device TEXT NOT NULL DEFAULT ''")
         except sqlite3.Error as error:
             raise RequestRejected(
                 f"{path}: the list of jobs cannot be used ({error}); move the file away or make room"
             ) from None
 
-    def add(self, token: str, uid: int, asked: Register, submitted_at: float, launcher: int) -> str:
+    def add(self, token: str, uid: int, asked: Register, submitted_at: float, launcher: int, device: str) -> str:
         """Its id, which no job before it had."""
         cursor = self._db.execute(
-            "INSERT INTO jobs (token, uid, asked, submitted_at, launcher) VALUES (?, ?, ?, ?, ?)",
-            (token, uid, json.dumps(asdict(asked)), submitted_at, launcher),
+            "INSERT INTO jobs (token, uid, asked, submitted_at, launcher, device) VALUES (?, ?, ?, ?, ?, ?)",
+            (token, uid, json.dumps(asdict(asked)), submitted_at, launcher, device),
         )
         return str(cursor.lastrowid)
 
@@ -67,7 +72,7 @@ class Registry:
 
     def all(self) -> list[SavedJob]:
         rows = self._db.execute(
-            "SELECT job_id, token, uid, asked, submitted_at, launcher, worker FROM jobs ORDER BY job_id"
+            "SELECT job_id, token, uid, asked, submitted_at, launcher, worker, device FROM jobs ORDER BY job_id"
         )
         return [
             SavedJob(str(job_id), token, uid, Register(**json.loads(asked)), *rest)

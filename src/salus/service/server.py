@@ -21,20 +21,22 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from salus import __version__
-from salus.core.model import GpuConfig
+from salus.core.placement import choose
 from salus.errors import RequestRejected, SalusError
 from salus.paths import make_private
 from salus.plugins import load_policy
 from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob, to_message, version_mismatch
 from salus.service.connection import Connection
+from salus.service.devices import Device, allowed
 from salus.service.gpu import Gpu, Nvml
 from salus.service.history import History
 from salus.service.job import LiveJob
 from salus.service.journal import Journal
 from salus.service.live import Live
 from salus.service.recovery import Recovery
-from salus.service.registry import Registry
+from salus.service.registry import Registry, SavedJob
+from salus.service.view import together
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +54,11 @@ GARBAGE_THRESHOLD = 20_000
 class Options:
     socket: Path
     state: Path
-    config: GpuConfig
+    devices: tuple[Device, ...]
     policy: str = "fair"
     journal: bool = True
     linger: bool = False
     """End when the last job has: the service was started by `salus run`."""
-    gpu: Gpu | None = None
-    """None: the host device."""
-    room_bytes: int = 0
-    """What there was to share on the GPU when we looked."""
     users: frozenset[int] | None = frozenset()
     """Other users who may run jobs here; None: everyone."""
     visible: bool = False
@@ -88,20 +86,11 @@ class Server:
         make_private(options.state)
         self._lock = _lock(options.socket)
         journal_folder = make_private(options.state / "journal")
-        policy = load_policy(options.policy)
         self._history = History(options.state / "history.sqlite")
-        self._journal = Journal(journal_folder, options.config, policy) if options.journal else None
         self._registry = Registry(options.state / "jobs.sqlite")
-        self.live = Live(
-            options.config,
-            policy,
-            self._journal,
-            self._history,
-            self._registry,
-            self._emptied,
-            scrub=options.scrub,
-        )
-        self._recovery = Recovery(self.live)
+        self._journals: list[Journal] = []
+        self._lives = [self._make_live(device, journal_folder) for device in options.devices]
+        self._recoveries = {live: Recovery(live) for live in self._lives}
         self._answers: dict[type, Callable[[Connection, Any], None]] = {
             msg.Hello: self._on_hello,
             msg.Register: self._on_register,
@@ -119,6 +108,17 @@ class Server:
             msg.SetPolicy: self._on_set_policy,
             msg.Stop: self._on_stop,
         }
+
+    def _make_live(self, device: Device, journal_folder: Path) -> Live:
+        policy = load_policy(self._options.policy)
+        journal = None
+        if self._options.journal:
+            which = f"-{device.number}" if len(self._options.devices) > 1 else ""
+            journal = Journal(journal_folder, device.config, policy, which)
+            self._journals.append(journal)
+        return Live(
+            device, policy, journal, self._history, self._registry, self._emptied, scrub=self._options.scrub
+        )  # fmt: skip
 
     async def run(self, started: Callable[[], None] = lambda: None) -> int:
         """Serves until told to end. 1 if the journal broke off, else 0."""
@@ -139,9 +139,10 @@ class Server:
             self._loop.add_signal_handler(number, self.stop, self._options.on_stop == "drain")
         chores = [asyncio.create_task(self._look_for_stuck())]
         chores += [asyncio.create_task(self._flush_now_and_then())]
-        if self._options.gpu is not None:
-            chores.append(asyncio.create_task(self._watch_gpu(self._options.gpu)))
-        self._recovery.begin()
+        for live in self._lives:
+            if live.device.gpu is not None:
+                chores.append(asyncio.create_task(self._watch_gpu(live, live.device.gpu)))
+        self._recover()
         if self._options.linger:
             self._linger = self._loop.call_later(10 * LINGER_S, self._end_if_empty)
         started()
@@ -161,17 +162,32 @@ class Server:
             for connection in list(self._connections):
                 connection.send(msg.Farewell())
                 connection.close()
-            if self._journal is not None:
-                self._journal.close()
+            for journal in self._journals:
+                journal.close()
             self._history.close()
             # They go on unmanaged; nobody comes back.
             self._registry.close(forget=True)
             self._lock.close()
-        return 1 if self._journal is not None and self._journal.broken else 0
+        return 1 if any(journal.broken for journal in self._journals) else 0
+
+    def _recover(self) -> None:
+        """Each job that was running before goes to the device it was on."""
+        known = {live.device.key: live for live in self._lives}
+        jobs: dict[Live, list[SavedJob]] = {live: [] for live in self._lives}
+        for saved in self._registry.all():
+            live = known.get(saved.device) if saved.device else self._lives[0]
+            if live is None:
+                log.warning("job %s ran on %s, which is not shared any more", saved.job_id, saved.device)
+                self._registry.remove(saved.job_id)
+                continue
+            jobs[live].append(saved)
+        for live, of_it in jobs.items():
+            self._recoveries[live].begin(of_it)
 
     def stop(self, drain: bool = False) -> None:
-        if drain and self.live.jobs:
-            log.info("ends when its %d jobs have", len(self.live.jobs))
+        count = sum(len(live.jobs) for live in self._lives)
+        if drain and count:
+            log.info("ends when its %d jobs have", count)
             self._draining = True
         else:
             self._stopping.set()
@@ -202,11 +218,11 @@ class Server:
         if self._stopping.is_set():
             return
         worker = self._workers.pop(connection, None)
-        if worker is not None and worker.worker is connection and worker.job_id in self.live.jobs:
-            self.live.worker_lost(worker)
+        if worker is not None and worker.worker is connection and worker.job_id in worker.live.jobs:
+            worker.live.worker_lost(worker)
         launched = self._launchers.pop(connection, None)
-        if launched is not None and launched.job_id in self.live.jobs:
-            self.live.launcher_lost(launched)
+        if launched is not None and launched.job_id in launched.live.jobs:
+            launched.live.launcher_lost(launched)
 
     def _on_message(self, connection: Connection, message: msg.Message) -> None:
         if not self._may_speak(connection):
@@ -236,40 +252,49 @@ class Server:
             raise msg.ProtocolError("a second job on one connection")
         if self._draining:
             raise RequestRejected("the service is ending and takes no new jobs; start another: salus serve")
-        job = self.live.register(connection, message)
+        job = self._place(message).register(connection, message)
         self._launchers[connection] = job
         if self._linger is not None:
             self._linger.cancel()
-        gpu = self._options.gpu
+        gpu = job.live.device.gpu
         connection.send(msg.Registered(job.job_id, job.token, None if gpu is None else gpu.uuid))
+
+    def _place(self, asked: msg.Register) -> Live:
+        """The device a new job goes to: one it names, else one with room, else the one with the least to do."""
+        may = allowed(self._options.devices, asked.gpu, asked.visible)
+        needs_bytes = (asked.persistent_bytes or 0) + (asked.ephemeral_bytes or 0)
+        return self._lives[choose(needs_bytes, {index: self._lives[index].room() for index in may})]
 
     def _on_attach(self, connection: Connection, message: msg.Attach) -> None:
         if connection in self._workers:
             raise msg.ProtocolError("a second attach on one connection")
-        self._workers[connection] = self.live.attach(connection, message)
+        self._workers[connection] = self._live_of(message.job_id).attach(connection, message)
 
     def _on_rejoin(self, connection: Connection, message: msg.Rejoin) -> None:
         if connection in self._launchers:
             raise msg.ProtocolError("a second job on one connection")
-        job = self._recovery.rejoin(connection, message)
+        job = self._recoveries[self._live_of(message.job_id)].rejoin(connection, message)
         self._launchers[connection] = job
         connection.send(msg.Registered(job.job_id, job.token))
 
     def _on_reattach(self, connection: Connection, message: msg.Reattach) -> None:
         if connection in self._workers:
             raise msg.ProtocolError("a second attach on one connection")
-        self._workers[connection] = self._recovery.reattach(connection, message)
+        recovery = self._recoveries[self._live_of(message.job_id)]
+        self._workers[connection] = recovery.reattach(connection, message)
 
     def _on_ready(self, connection: Connection, message: msg.Ready) -> None:
-        self.live.ready(self._worker(connection))
+        job = self._worker(connection)
+        job.live.ready(job)
 
     def _on_yielding(self, connection: Connection, message: msg.Yielding) -> None:
-        self.live.yielding(self._worker(connection))
+        job = self._worker(connection)
+        job.live.yielding(job)
 
     def _on_yielded(self, connection: Connection, message: msg.Yielded) -> None:
         job = self._worker(connection)
         try:
-            self.live.yielded(job, message.wants_more)
+            job.live.yielded(job, message.wants_more)
         except RequestRejected as error:
             raise msg.ProtocolError(str(error)) from None
 
@@ -277,24 +302,30 @@ class Server:
         job = self._launchers.get(connection)
         if job is None:
             raise msg.ProtocolError("the end of a job that was never registered here")
-        self.live.end(job, message.exit_code)
+        job.live.end(job, message.exit_code)
         connection.send(msg.Done())
 
     def _on_list_jobs(self, connection: Connection, message: msg.ListJobs) -> None:
-        self.live.refresh()
-        jobs = [*(self.live.ended.values() if message.everything else ()), *self.live.jobs.values()]
-        jobs = [job for job in jobs if self._may_see(connection, job)]
-        rows = [self.live.describe(job) for job in jobs]
+        jobs: list[LiveJob] = []
+        for live in self._lives:
+            live.refresh()
+            jobs += [*(live.ended.values() if message.everything else ()), *live.jobs.values()]
+        if len(self._lives) > 1:
+            jobs.sort(key=lambda job: (job.finished_at is None, int(job.job_id)))
+        rows = [job.live.describe(job) for job in jobs if self._may_see(connection, job)]
         for begin in range(0, max(1, len(rows)), msg.JOBS_IN_A_PACKET):
             part = rows[begin : begin + msg.JOBS_IN_A_PACKET]
             connection.send(msg.Jobs(part, more=begin + msg.JOBS_IN_A_PACKET < len(rows)))
 
     def _on_get_status(self, connection: Connection, message: msg.GetStatus) -> None:
-        status = self.live.status()
-        for lane in status["lanes"]:
-            lane["jobs"] = [job_id for job_id in lane["jobs"] if self._may_see(connection, self.live.jobs[job_id])]
-            lane["holder"] = lane["holder"] if lane["holder"] in lane["jobs"] else None
-        connection.send(msg.Status(status))
+        found = []
+        for live in self._lives:
+            status = live.status()
+            for lane in status["lanes"]:
+                lane["jobs"] = [job_id for job_id in lane["jobs"] if self._may_see(connection, live.jobs[job_id])]
+                lane["holder"] = lane["holder"] if lane["holder"] in lane["jobs"] else None
+            found.append(status)
+        connection.send(msg.Status(together(found)))
 
     def _on_cancel_job(self, connection: Connection, message: msg.CancelJob) -> None:
         job = self._job(connection, message.job_id)
@@ -302,7 +333,7 @@ class Server:
             raise RequestRejected(f"job {job.job_id} has ended already")
         if job.uid != connection.uid and not self._is_administrator(connection):
             raise RequestRejected(f"job {job.job_id} is another user's; only they and who runs the service can end it")
-        self.live.cancel(job, message.force)
+        job.live.cancel(job, message.force)
         connection.send(msg.Done(f"job {job.job_id} was told to end"))
 
     def _on_await_job(self, connection: Connection, message: msg.AwaitJob) -> None:
@@ -314,9 +345,10 @@ class Server:
 
     def _on_set_policy(self, connection: Connection, message: msg.SetPolicy) -> None:
         self._require_administrator(connection)
-        policy = load_policy(message.policy)
-        self.live.set_policy(policy)
-        connection.send(msg.Done(f"the policy is {policy} now"))
+        for live in self._lives:
+            # Each its own: a policy may remember something of the jobs it was asked about.
+            live.set_policy(load_policy(message.policy))
+        connection.send(msg.Done(f"the policy is {self._lives[0].scheduler.policy} now"))
 
     def _on_stop(self, connection: Connection, message: msg.Stop) -> None:
         self._require_administrator(connection)
@@ -327,7 +359,7 @@ class Server:
 
     def _worker(self, connection: Connection) -> LiveJob:
         job = self._workers.get(connection)
-        if job is None or job.job_id not in self.live.jobs:
+        if job is None or job.job_id not in job.live.jobs:
             raise msg.ProtocolError("a lease message from a process that is not attached")
         return job
 
@@ -346,40 +378,48 @@ class Server:
         return job.uid == connection.uid or self._options.visible or self._is_administrator(connection)
 
     def _job(self, connection: Connection, job_id: str) -> LiveJob:
-        job = self.live.jobs.get(job_id) or self.live.ended.get(job_id)
+        live = self._live_of(job_id)
+        job = live.jobs.get(job_id) or live.ended.get(job_id)
         if job is None or not self._may_see(connection, job):
             raise NoSuchJob(f"there is no job {job_id:.40}; salus ps --all lists those there are")
         return job
 
+    def _live_of(self, job_id: str) -> Live:
+        """Where the job is; any, if it is nowhere."""
+        return next((live for live in self._lives if job_id in live.jobs or job_id in live.ended), self._lives[0])
+
     def _emptied(self) -> None:
+        if any(live.jobs for live in self._lives):
+            return
         if self._draining:
             self._loop.call_soon(self._stopping.set)
         elif self._options.linger:
             self._linger = self._loop.call_later(LINGER_S, self._end_if_empty)
 
     def _end_if_empty(self) -> None:
-        if not self.live.jobs:
+        if not any(live.jobs for live in self._lives):
             self._stopping.set()
 
-    async def _watch_gpu(self, gpu: Gpu) -> None:
+    async def _watch_gpu(self, live: Live, gpu: Gpu) -> None:
         """Asks NVML now and then, in a thread: the driver may take its time."""
         nvml = Nvml()
         while True:
             await asyncio.sleep(WATCH_S)
             used_by, used_bytes = await asyncio.to_thread(nvml.usage, gpu)
-            self.live.gpu_seen(used_by, used_bytes - gpu.used_bytes, self._options.room_bytes)
+            live.gpu_seen(used_by, used_bytes - gpu.used_bytes)
 
     async def _look_for_stuck(self) -> None:
         after_s = self._options.stuck_after_s
         while after_s > 0:
             await asyncio.sleep(min(1.0, after_s / 4))
-            self.live.look_for_stuck(after_s)
+            for live in self._lives:
+                live.look_for_stuck(after_s)
 
     async def _flush_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            if self._journal is not None:
-                self._journal.flush()
+            for journal in self._journals:
+                journal.flush()
 
 
 def _allow_many_descriptors() -> None:

@@ -11,6 +11,9 @@ from salus.core.scheduler import Scheduler
 from salus.protocol.page import Word
 from salus.service.job import LiveJob
 
+MOST_LANES = 64
+"""In one answer, which is one packet."""
+
 
 def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
     core = scheduler.jobs.get(job.job_id)
@@ -22,6 +25,8 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
         "state": _state(job, core),
         "wait_reason": _reason(job, core, why),
         "position": why.position if why is not None else None,
+        "gpu": job.live.device.index,
+        "device": job.live.device.key,
         "lane": core.lane if core is not None else None,
         "priority": job.asked.priority,
         "weight": job.asked.weight,
@@ -37,6 +42,22 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
         "pid": job.worker.pid if job.worker is not None else None,
     }
     return row | job.final
+
+
+def together(devices: list[dict[str, Any]]) -> dict[str, Any]:
+    """The state of a service: of each of its devices, and of all of them as if they were one."""
+    first = devices[0]
+    summed = {
+        key: sum(one[key] or 0 for one in devices)
+        for key in (
+            "capacity_bytes", "free_bytes", "jobs", "queue_length", "outside_bytes", "host_bytes", "paged_out_bytes",
+            "lane_chunks", "lane_chunk_bytes",
+        )
+    }  # fmt: skip
+    lanes = [{"gpu": one["gpu"], "device": one["device"], **lane} for one in devices for lane in one["lanes"]]
+    broken = next((one["journal_broken"] for one in devices if one["journal_broken"]), None)
+    each = [{key: value for key, value in one.items() if key != "lanes"} for one in devices]
+    return {**first, **summed, "journal_broken": broken, "lanes": lanes[:MOST_LANES], "devices": each}
 
 
 def footprint_of(scheduler: Scheduler, job: LiveJob) -> dict[str, int]:
