@@ -375,13 +375,17 @@ class Lease:
                 if isinstance(message, msg.Farewell):
                     return "the service has ended"
                 self._page(connection)
-                while self._managed and (self._words[_REVOKE] or self._words[_CONTENDED]):
+                passed = self._words[_BOUNDARIES]
+                while self._managed and self._words[_CONTENDED]:
                     if connection.something_comes_within(MOMENT_S):
                         break
                     self._wait_for_device()
                     with self._lock:
                         if self._give_up_if_idle():
                             break
+                        if self._words[_STATE] == _ITERATING or self._words[_BOUNDARIES] != passed:
+                            # On its way again. If it comes to sit once more, the service sees that.
+                            self._words[_CONTENDED] = 0
         except (ServiceUnavailable, OSError):
             return None
         except SalusError as error:

@@ -63,6 +63,8 @@ class LiveJob:
     """It gave its lease up while one of its threads waits for memory; and whether it wants more."""
     internal_seen: int = -1
     """What the last look found that its arena does not know of."""
+    passed: int = -1
+    """Boundaries, at the last look for jobs that sit between two."""
     boundaries: int = 0
     boundary_at: float = 0.0
     """When it was last seen to have passed one."""

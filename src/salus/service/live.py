@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 KEPT_ENDED = 1000
 """Ended jobs that `ps --all` can still show."""
 CONTENTION_S = 0.01
-"""How soon lease holders hear that somebody waits."""
+"""How often lease holders are looked at, while somebody waits: one that sits between two iterations is told."""
+SITS = (JobState.STARTING, JobState.BETWEEN)
 QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
 AWAKE_S = 0.002
@@ -688,9 +689,11 @@ class Live:
             if job.page is None or job.worker is None:
                 continue
             words = job.page.words
+            passed, job.passed = job.passed, words[Word.BOUNDARIES]
             if not wanted:
                 words[Word.CONTENDED] = 0
-            elif not words[Word.CONTENDED] and words[Word.STATE] in (JobState.STARTING, JobState.BETWEEN):
+            elif not words[Word.CONTENDED] and job.passed == passed and words[Word.STATE] in SITS:
+                # It clears that itself when it is on its way again.
                 words[Word.CONTENDED] = 1
                 job.worker.send(msg.Look())
         if contended:
