@@ -167,4 +167,5 @@ def main(name: str, iterations: int, seed: int) -> None:
     print(f"finished {name} {memory.resumed}")
 
 
-main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+if __name__ == "__main__":
+    main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

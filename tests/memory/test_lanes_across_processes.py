@@ -146,3 +146,21 @@ def test_jobs_that_declare_nothing_grow_into_one_another_and_all_finish(serve, m
         eventually(lambda seed=seed: has_bytes(service, f"j{seed}") >= 96 << 20, "it has its memory")
     finish(service, *jobs)
     assert how_often(service, "PageOut") >= 1
+
+
+def test_a_job_that_had_to_step_aside_to_grow_comes_back_when_there_is_room(serve):
+    service = serve("--policy", "fair", "--capacity", "320MiB", "--host-memory", "2GiB")
+    script = str(JOB.parent / "growing_job.py")
+
+    def grows(name: str, blocks: int, seconds: float):
+        command = [sys.executable, script, str(SOURCE), str(blocks), str(seconds)]
+        return service.salus_in_background("run", "--name", name, "--", *command)
+
+    # One that cannot be moved, and another that needs more than it leaves.
+    stays = grows("stays", 12, 8.0)
+    eventually(lambda: has_bytes(service, "stays") >= 192 << 20, "it has its memory")
+    wants = grows("wants", 12, 0.0)
+    for job in (stays, wants):
+        output, errors = job.communicate(timeout=60)
+        assert job.returncode == 0 and "finished" in output, errors
+    assert how_often(service, "PageOut") >= 1

@@ -110,6 +110,8 @@ class Pager:
             elif job.link.suspended:
                 self._live.lease_went_with(job)
             self._live.handle(ev.PageOutFinished(job.job_id) if done else ev.PageOutFailed(job.job_id))
+            # One that stepped aside to grow, and never asked for a lease, still waits for its memory.
+            self._live.wanted(job)
         elif done:
             # Too late: it was given up on.
             self.page_in(job)
