@@ -261,16 +261,18 @@ static void take_chunk(unsigned slot, int fd) {
 }
 
 static void answer_new_lane(void) {
-    if (arena.unanswered && !arena.stale) {
+    if (arena.unanswered && !arena.stale && !arena.leaves) {
         say(LEFT, 0, 0, arena.unanswered, -1);
         arena.unanswered = 0;
     }
 }
 
-static void leave_lane(uint64_t number) {
-    give_up_all();
-    arena.unanswered = number;
-    answer_new_lane();
+void leave_now(void) {
+    if (arena.leaves) {
+        arena.leaves = 0;
+        give_up_all();
+        answer_new_lane();
+    }
 }
 
 /* 0 when nothing is mapped that must not be touched. */
@@ -285,6 +287,8 @@ int clear_stale(void) {
 }
 
 void obey(const struct record *record, int fd) {
+    if (record->kind != PAGE_OUT)
+        leave_now();
     switch (record->kind) {
     case QUOTA:
         arena.private_quota = record->a;
@@ -300,7 +304,10 @@ void obey(const struct record *record, int fd) {
         give_up(record->slot);
         break;
     case NEW_LANE:
-        leave_lane(record->b);
+        arena.unanswered = record->b;
+        arena.leaves = 1;
+        if (!arena.may_leave_late)
+            leave_now();
         break;
     case PAGE_OUT:
     case PAGE_IN:
@@ -342,6 +349,7 @@ int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, i
     arena.private_quota = arena.lane_quota = arena.private_bytes = arena.promoted_bytes = arena.made_bytes = 0;
     arena.lost = arena.refused = arena.stale = 0;
     arena.unanswered = 0;
+    arena.leaves = 0;
     arena.moving = arena.suspended = arena.away = arena.prepares = arena.alone = 0;
     arena.keep_homes = 0;
     arena.out_bytes = arena.home_bytes = arena.spare_bytes = 0;
@@ -534,6 +542,7 @@ int salus_arena_resume(int poison) {
     if (arena.device) {
         let_go_again();
         listen_all();
+        leave_now();
         status = arena.received < arena.page[SERVICE_PACKETS] ? -1 : clear_stale();
         /* A page-out that the service did not wait for. */
         if (!status && arena.away)
@@ -683,6 +692,7 @@ int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds) {
         arena.sent = arena.received = 0;
         arena.lost = arena.refused = arena.prepares = 0;
         arena.unanswered = 0;
+        leave_now();
         undo_paging();
         /* Until the service says more. */
         arena.private_quota = arena.private_bytes;
@@ -709,7 +719,12 @@ int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds) {
 int salus_arena_listen(void) {
     ENTER;
     if (arena.device) {
+        /* One that is paged out too leaves its lane while its memory is copied. */
+        arena.may_leave_late = 1;
         listen_all();
+        arena.may_leave_late = 0;
+        if (arena.moving != PAGE_OUT)
+            leave_now();
         (void)clear_stale();
         flush();
         tell_page();

@@ -60,8 +60,10 @@ enum {
     MADE_BYTES = 21,
     OUT_BYTES = 22,
     HOME_BYTES = 23,
-    MOVED_BYTES = 24,
-    MOVED_NS = 25,
+    WENT_BYTES = 24,
+    WENT_NS = 25,
+    CAME_BYTES = 26,
+    CAME_NS = 27,
 };
 
 EXPORTED int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, int channel, uint64_t reserve);

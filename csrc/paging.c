@@ -272,7 +272,7 @@ static void gone_out(const struct unit *unit) {
     }
     *unit->handle = 0;
     let_go(handle);
-    arena.page[MOVED_BYTES] += unit->size;
+    arena.page[WENT_BYTES] += unit->size;
 }
 
 /* The units from `first` on that lie side by side: how many bytes, and one past the last. */
@@ -343,7 +343,7 @@ static void come_in(const struct unit *unit) {
         free_home(unit->home, unit->size);
     } else if (!arena.keep_homes)
         free_home(unit->home, unit->size);
-    arena.page[MOVED_BYTES] += unit->size;
+    arena.page[CAME_BYTES] += unit->size;
 }
 
 /* Neighbours change places together: what a call of the driver costs hardly depends on the size. */
@@ -377,6 +377,7 @@ static int move_out(unsigned count) {
     for (unsigned i = 0; i < count && status == DONE; i++)
         if (CALL(copy, 0, units[i].home->at, units[i].address, units[i].size))
             status = FAILED;
+    leave_now();
     if (CALL(finish, 0))
         status = FAILED;
     while (gone < count && status == DONE) {
@@ -386,7 +387,7 @@ static int move_out(unsigned count) {
         while (gone < next && status == DONE)
             gone_out(&units[gone++]);
     }
-    arena.page[MOVED_NS] += now_ns() - began;
+    arena.page[WENT_NS] += now_ns() - began;
     if (status == DONE && !left_to_move())
         (void)finished(); /* the next job need not wait for the rest */
     give_access(gone);
@@ -407,7 +408,7 @@ static int move_out_carefully(unsigned count) {
     for (unsigned i = 0; i < count && status == DONE; i++)
         if (swap_out(&units[i]))
             status = FAILED;
-    arena.page[MOVED_NS] += now_ns() - began;
+    arena.page[WENT_NS] += now_ns() - began;
     return status;
 }
 
@@ -456,7 +457,7 @@ static int move_in(unsigned count, int careful) {
         end = next;
         queue = !queue;
     } while (end > first);
-    arena.page[MOVED_NS] += now_ns() - began;
+    arena.page[CAME_NS] += now_ns() - began;
     return status;
 }
 
@@ -486,6 +487,7 @@ static void answer(int kind, int done) {
 
 /* What went out comes back. The service hears of it when it has. */
 static void undo(void) {
+    leave_now();
     arena.moving = PAGE_IN;
     arena.reverts = 1;
 }
@@ -520,6 +522,7 @@ static int leave_the_rest(void) {
 
 static int finished(void) {
     int kind = arena.moving;
+    leave_now();
     switch (kind) {
     case PAGE_OUT:
         if (arena.suspended && leave_the_rest())
@@ -556,6 +559,8 @@ int page_some(uint64_t most, int with_python) {
     int rest, status;
     if (!arena.moving)
         return DONE;
+    if (!with_python)
+        leave_now();
     count = collect(with_python || most < CAREFUL_BYTES ? most : CAREFUL_BYTES);
     if (!count)
         return finished();
@@ -571,6 +576,7 @@ int page_some(uint64_t most, int with_python) {
     else
         status = move_in(count, !with_python);
     if (status == WOKE) {
+        leave_now();
         if (arena.moving == PAGE_OUT && now_ms() > arena.moving_since + PATIENCE_MS)
             undo();
         return BUSY;

@@ -74,6 +74,8 @@ struct arena {
     uint64_t sent, received;
     int stale;           /* some slot is */
     uint64_t unanswered; /* the number of a NEW_LANE that has not been answered */
+    int leaves;          /* and has yet to be obeyed */
+    int may_leave_late;
     int lost;  /* the service is gone: nobody to ask, nobody to share with */
     int alone; /* and does not come back */
     int impatient; /* whoever wants memory now cannot wait for a service to come back */
@@ -115,6 +117,7 @@ void let_go(uint64_t handle);
 int map_and_allow(uint64_t address, uint64_t size, uint64_t handle);
 void give_up(unsigned slot);
 void give_up_all(void);
+void leave_now(void);
 int clear_stale(void);
 int come_back_alone(void);
 int back_segments(void);

@@ -113,7 +113,10 @@ def _under(
         sum(max(0.0, min(end, e) - max(start, s)) for other, _, s, e in held if other != job) / (end - start)
         for job, start, end in back
     ]
-    moved, moved_ns = (sum(row[key] for row in rows) for key in ("paged_bytes", "paged_ns"))
+    moved = {
+        way: (sum(row[f"paged_{way}_bytes"] for row in rows), sum(row[f"paged_{way}_ns"] for row in rows))
+        for way in ("out", "in")
+    }
     return {
         "same": not failed and all(a["losses"] == b["losses"] for a, b in zip(told, bare, strict=True)),
         "failed": failed,
@@ -128,8 +131,9 @@ def _under(
         "alone_on_the_bus": {kind: len(values) for kind, values in rates.items()},
         "hidden": statistics.median(min(1.0, part) for part in hidden) if hidden else None,
         "persistent_gib": sum(row["persistent_bytes"] for row in rows) / 2**30,
-        "paged_gib": moved / 2**30,
-        "paged_gib_s": moved / 2**30 / (moved_ns / 1e9) if moved_ns else None,
+        # As the jobs saw it: all moves, also those that shared the bus, without the way to the service and back.
+        "paged_gib": {way: size / 2**30 for way, (size, _) in moved.items()},
+        "paged_gib_s": {way: size / 2**30 / (ns / 1e9) if ns else None for way, (size, ns) in moved.items()},
         "said": sorted({line for one in told for line in one.get("said", []) if "waits for memory" not in line}),
         "timeline": {"moves": moves, "leases": held},
     }

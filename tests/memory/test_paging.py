@@ -451,3 +451,25 @@ def test_whichever_call_fails_in_mid_iteration_nothing_is_lost(scrub):
     for call in range(1, story(0) + 1):
         story(call)
         assert descriptors() == before, f"call {call} left a descriptor behind"
+
+
+@pytest.mark.parametrize("fails_at", [0, 5])
+def test_one_that_leaves_its_lane_and_goes_to_the_host_does_both_and_says_both(fails_at):
+    arena, played = opened()
+    mine, work = arena.alloc("private", 4 * MIB), arena.alloc("lane", 4 * MIB)
+    write(mine, 4 * MIB, 3)
+    arena.free("lane", work, 4 * MIB)
+    arena.yield_([])
+    played.hear()
+    arena.fail_at(fails_at)  # the copy
+    played.send(Record(Kind.NEW_LANE, 0, 0, 7))
+    played.send(Record(Kind.PAGE_OUT))
+    page(arena)
+    arena.fail_at(0)
+    said = played.hear()
+    assert [record.b for record in said if record.kind == Kind.LEFT] == [7]
+    assert [(r.slot, r.a) for r in said if r.kind == Kind.PAGED] == [(Kind.PAGE_OUT, int(not fails_at))]
+    assert played.page.words[Word.MADE_BYTES] == 0, "nothing of the lane is left"
+    assert holds(mine, 4 * MIB, 3)
+    arena.close()
+    played.close()

@@ -58,9 +58,12 @@ class Word(IntEnum):
     """Of its own memory: on the host at the moment."""
     HOME_BYTES = 23
     """Host memory that it holds for that, in use or for the next time."""
-    MOVED_BYTES = 24
-    """Paged so far, out and in, and the time that took."""
-    MOVED_NS = 25
+    WENT_BYTES = 24
+    """Paged out so far, and the time that took: until the memory was free for others."""
+    WENT_NS = 25
+    CAME_BYTES = 26
+    """And paged in."""
+    CAME_NS = 27
 
 
 class JobState(IntEnum):

@@ -11,6 +11,12 @@ from salus.core.scheduler import Scheduler
 from salus.protocol.page import Word
 from salus.service.job import LiveJob
 
+PAGED = {
+    "paged_out_bytes": Word.WENT_BYTES,
+    "paged_out_ns": Word.WENT_NS,
+    "paged_in_bytes": Word.CAME_BYTES,
+    "paged_in_ns": Word.CAME_NS,
+}
 MOST_LANES = 64
 """In one answer, which is one packet."""
 
@@ -64,15 +70,14 @@ def footprint_of(scheduler: Scheduler, job: LiveJob) -> dict[str, int]:
     """What the job uses, where it has an arena that says so; else what it reserved."""
     core = scheduler.jobs.get(job.job_id)
     if core is None:
-        return {"persistent_bytes": 0, "ephemeral_bytes": 0, "internal_bytes": 0, "paged_bytes": 0, "paged_ns": 0}
+        return {"persistent_bytes": 0, "ephemeral_bytes": 0, "internal_bytes": 0, **dict.fromkeys(PAGED, 0)}
     if job.used is not None:
         return job.used
     found = {
         "persistent_bytes": core.footprint.persistent_bytes,
         "ephemeral_bytes": core.footprint.ephemeral_bytes,
         "internal_bytes": core.footprint.internal_bytes,
-        "paged_bytes": 0,
-        "paged_ns": 0,
+        **dict.fromkeys(PAGED, 0),
     }
     if job.link is not None and job.page is not None:
         # The page is the job's to write, so what it says is bounded by what is possible.
@@ -80,7 +85,8 @@ def footprint_of(scheduler: Scheduler, job: LiveJob) -> dict[str, int]:
         found["persistent_bytes"] = min(words[Word.PRIVATE_BYTES], capacity)
         found["ephemeral_bytes"] = min(words[Word.LANE_BYTES], capacity)
         # Out and in, since it began, and how long that took.
-        found["paged_bytes"], found["paged_ns"] = words[Word.MOVED_BYTES], words[Word.MOVED_NS]
+        for key, word in PAGED.items():
+            found[key] = words[word]
     return found
 
 
