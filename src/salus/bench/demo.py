@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from salus.bench.own_service import OwnService
 from salus.bench.switch import TRAIN, finished
 from salus.core.model import Footprint
-from salus.errors import RequestRejected, SalusError
+from salus.errors import RequestRejected
 from salus.service.gpu import Nvml, choose
 from salus.service.journal import leases
 from salus.simulate.engine import Hardware, JobRecord, Outcome, Segment
@@ -37,7 +38,6 @@ LANE_PART = 0.6
 QUANTUM_S = 0.1
 """A processor has to fill its caches again after every switch, which a GPU has not."""
 CALIBRATION = 40
-READY_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,16 @@ class Measured:
     iteration_s: float
 
 
+def torch_version() -> str:
+    return version("torch")
+
+
 def check_can_run(device: str) -> str:
     """The device to run on; before the work rather than after it."""
     code = "import torch; print(torch.cuda.is_available())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if found.returncode:
-        raise RequestRejected(f"the demo trains with PyTorch, which {sys.executable} does not have: pip install torch")
+        raise RequestRejected(f"the jobs train with PyTorch, which {sys.executable} does not have: pip install torch")
     has_gpu = found.stdout.strip() == "True"
     if device == "cuda" and not has_gpu:
         raise RequestRejected("--device: PyTorch finds no GPU here; leave the option out to run on the CPU")
@@ -115,7 +119,7 @@ def run_policy(policy: str, jobs: Sequence[Measured], device: str, progress: Pro
             length = ("--duration", f"{one.iterations * one.iteration_s:.3f}s", "--iterations", str(one.iterations))
             size = ("--ephemeral", f"{lane_bytes}B")
             started.append(service.run(command, "--name", one.job.name, *length, *size))
-            _wait_until_registered(service, len(started))
+            service.wait_until_registered(len(started))
         progress(f"{policy}: starting up", {})
         _wait_until_ready(started)
         begin_s = time.monotonic()
@@ -152,16 +156,6 @@ def _capacity(device: str) -> int:
 
 def _command(job: DemoJob, device: str, iterations: int) -> list[str]:
     return [sys.executable, str(TRAIN), "--model", job.model, "--device", device, "--iterations", str(iterations)]
-
-
-def _wait_until_registered(service: OwnService, count: int) -> None:
-    """One after the other, so that first come, first served means what it says."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    with service.connect() as connection:
-        while len(connection.jobs(everything=True)) < count:
-            if time.monotonic() > deadline:
-                raise SalusError("a job of the demo did not start")
-            time.sleep(0.02)
 
 
 def _wait_until_ready(started: Sequence[subprocess.Popen[str]]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from salus.client.connection import ServiceConnection
-from salus.errors import ServiceUnavailable
+from salus.errors import SalusError, ServiceUnavailable
 from salus.service.gpu import Nvml, choose
 
 START_TIMEOUT_S = 20.0
@@ -48,8 +48,9 @@ class OwnService:
                 return self
             except ServiceUnavailable:
                 if self._service.poll() is not None or time.monotonic() > deadline:
+                    self._service.kill()
+                    said = self._service.communicate()[1].strip()
                     self.__exit__(None, None, None)
-                    said = self._service.stderr.read().strip() if self._service.stderr else ""
                     raise ServiceUnavailable(f"the service did not start: {said or 'it does not answer'}") from None
                 time.sleep(0.02)
 
@@ -62,6 +63,11 @@ class OwnService:
                 os.killpg(process.pid, signal.SIGTERM if process is self._service else signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=10)
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                # What one that was killed had yet to read does not matter.
+                with contextlib.suppress(OSError, ValueError):
+                    if pipe is not None:
+                        pipe.close()
         self._folder.cleanup()
 
     @property
@@ -74,6 +80,15 @@ class OwnService:
     def run(self, command: Sequence[str], *options: str) -> subprocess.Popen[str]:
         """A job, as `salus run` would start it in a terminal."""
         return self._start("run", *options, "--", *command)
+
+    def wait_until_registered(self, count: int) -> None:
+        """One after the other, so that first come, first served means what it says."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with self.connect() as connection:
+            while len(connection.jobs(everything=True)) < count:
+                if time.monotonic() > deadline:
+                    raise SalusError("a job did not start")
+                time.sleep(0.01)
 
     def journal(self) -> Path:
         return next((self.state / "journal").glob("*.jsonl"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +16,12 @@ from salus.bench import crowd as crowd_bench
 from salus.bench import machine
 from salus.bench import sharing as sharing_bench
 from salus.bench import switch as switch_bench
+from salus.bench.demo import check_can_run, torch_version
+from salus.bench.experiment import Settings, Steps
 from salus.cli.console import make_console
 from salus.cli.options import parsed
 from salus.errors import RequestRejected
+from salus.simulate.report import check_can_plot
 from salus.units import parse_bytes
 
 app = typer.Typer(
@@ -104,6 +109,109 @@ def sharing(
     _show(sharing_bench.verdicts(result))
     if out is not None:
         machine.write(out, "sharing", result)
+
+
+EXPERIMENTS: dict[str, tuple[str, str, str, str]] = {
+    "overhead": ("overhead", "run", "verdicts", "draw"),
+    "fairness": ("fairness", "run", "verdicts", "draw"),
+    "jct": ("jct", "run", "verdicts", "draw"),
+    "pair": ("packed", "run_pair", "verdicts_pair", "draw"),
+    "tuning": ("packed", "run_tuning", "verdicts_tuning", "draw"),
+}
+"""By name: the file, and in it what does the experiment, what judges it and what draws it."""
+Device = Annotated[str, typer.Option(metavar="auto|cuda|cpu", help="Where the jobs run.")]
+Scale = Annotated[float, typer.Option(min=0.001, help="How long the jobs are; 1 fits in about eight minutes.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="How many jobs, or models.")]
+Capacity = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that Salus may use, as on a smaller GPU.")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as JSON, with all raw data.")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the figure, as .png, .pdf or .svg.")]
+
+
+@app.command()
+def overhead(
+    device: Device = "auto", scale: Scale = 1.0, jobs: Jobs = None, capacity: Capacity = None, out: Out = None,
+    plot: Plot = None,
+) -> None:  # fmt: skip
+    """Measure what Salus costs a job that is alone, for each model of the paper.
+
+    Example: `salus bench overhead --jobs 3 --plot overhead.png`
+    """
+    _experiment("overhead", device, scale, jobs, capacity, out, plot)
+
+
+@app.command()
+def fairness(
+    device: Device = "auto", scale: Scale = 1.0, capacity: Capacity = None, out: Out = None, plot: Plot = None
+) -> None:
+    """Measure the parts that equal jobs get as they join one after another, and jobs of different weight.
+
+    Example: `salus bench fairness --plot fairness.png`
+    """
+    _experiment("fairness", device, scale, None, capacity, out, plot)
+
+
+@app.command()
+def jct(
+    device: Device = "auto", scale: Scale = 1.0, jobs: Jobs = None, capacity: Capacity = None, out: Out = None,
+    plot: Plot = None,
+) -> None:  # fmt: skip
+    """Measure how long jobs of different lengths take under each policy, one by one, and with plain time-slicing.
+
+    Example: `salus bench jct --jobs 30 --scale 0.5`
+    """
+    _experiment("jct", device, scale, jobs, capacity, out, plot)
+
+
+@app.command()
+def pair(
+    device: Device = "auto", scale: Scale = 1.0, capacity: Capacity = None, out: Out = None, plot: Plot = None
+) -> None:
+    """Measure two small jobs side by side.
+
+    Example: `salus bench pair`
+    """
+    _experiment("pair", device, scale, None, capacity, out, plot)
+
+
+@app.command()
+def tuning(
+    device: Device = "auto", scale: Scale = 1.0, jobs: Jobs = None, capacity: Capacity = None, out: Out = None,
+    plot: Plot = None,
+) -> None:  # fmt: skip
+    """Measure many small jobs at once, as in a search for hyper-parameters.
+
+    Example: `salus bench tuning --jobs 20`
+    """
+    _experiment("tuning", device, scale, jobs, capacity, out, plot)
+
+
+def _experiment(
+    name: str, device: str, scale: float, jobs: int | None, capacity: str | None, out: Path | None, plot: Path | None
+) -> None:
+    if device not in ("auto", "cuda", "cpu"):
+        raise RequestRejected(f"--device: {device!r} is not understood; expected auto, cuda or cpu")
+    if capacity is not None:
+        parsed("--capacity", parse_bytes, capacity)
+    if plot is not None:
+        check_can_plot(plot)
+    file, run, judge, draw = EXPERIMENTS[name]
+    module = importlib.import_module(f"salus.bench.experiments.{file}")
+    settings = Settings(check_can_run(device), scale, jobs, capacity)
+    # What is done is kept beside the result, so that an interrupted run can be resumed.
+    kept = None if out is None else out.with_name(out.name + ".partial")
+    steps = Steps(kept, {"experiment": name, **asdict(settings)})
+    if len(steps):
+        typer.echo(f"salus: goes on with {kept}, in which {len(steps)} steps are done", err=True)
+    with Console(stderr=True).status("") as status:
+        result = getattr(module, run)(settings, steps, status.update)
+    _show(getattr(module, judge)(result))
+    if plot is not None:
+        getattr(module, draw)(result, plot)
+        typer.echo(f"wrote {plot}")
+    if out is not None:
+        versions = {"torch": torch_version()}
+        machine.write(out, name, {**asdict(settings), **versions, "result": result, "raw": steps.raw()})
+        steps.forget()
 
 
 def _show(verdicts: list[tuple[str, str, str, bool]]) -> None:

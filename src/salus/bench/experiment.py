@@ -1,0 +1,231 @@
+"""What the experiments have in common: jobs, the ways to run them side by side, and steps that are not done twice.
+
+A side is a way to run the same jobs: one by one, all at once as the driver slices time, or under Salus. On every side
+they are the same ordinary processes (`scripts/workload.py`); each starts up and warms up first, says that it is ready,
+and begins when it arrives. So Python, the framework and the GPU's context are in nobody's time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from salus.bench.own_service import OwnService
+from salus.errors import RequestRejected
+
+WORKLOAD = Path(__file__).parent / "scripts" / "workload.py"
+READY_S = 120.0
+"""A job that is not ready by then goes on when it can: it waits for memory, or died."""
+AHEAD = 2
+"""One by one, so many of the next ones start up meanwhile."""
+WARM_UP = 3
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    device: str
+    """cuda or cpu."""
+    scale: float = 1.0
+    """Of how long the jobs are."""
+    jobs: int | None = None
+    capacity: str | None = None
+    """As on a smaller GPU."""
+
+    def service(self, policy: str, *more: str) -> list[str]:
+        """Options of `salus serve`."""
+        device = ["--device", "host" if self.device == "cpu" else "cuda"]
+        # The processor is one device, of which a job needs the whole.
+        capacity = self.capacity or ("4GiB" if self.device == "cpu" else None)
+        return [*device, "--policy", policy, *(["--capacity", capacity] if capacity else []), *more]
+
+    @property
+    def lane(self) -> str | None:
+        """What a job on the processor says it needs of a lane: there is one for all. A GPU's jobs are measured."""
+        return "3GiB" if self.device == "cpu" else None
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    model: str
+    batch: int
+    iterations: int
+    arrives_s: float = 0.0
+    seconds: float | None = None
+    """It runs for so long instead, however many iterations that is."""
+    alone_s: float | None = None
+    """How long it takes alone, for policies that go by that."""
+    weight: float = 1.0
+    serves: bool = False
+    ephemeral: str | None = None
+    """Declared; else it is measured."""
+
+    def command(self, device: str, go: Path, at_s: float) -> list[str]:
+        length = ["--iterations", str(self.iterations)]
+        length = length if self.seconds is None else ["--seconds", str(self.seconds)]
+        serve = ["--serve"] if self.serves else []
+        return [
+            sys.executable, str(WORKLOAD), "--model", self.model, "--batch", str(self.batch), "--device", device,
+            "--go", str(go), "--at", str(at_s), "--warm-up", str(WARM_UP), *length, *serve,
+        ]  # fmt: skip
+
+    def options(self) -> list[str]:
+        """For `salus run`."""
+        length = [] if self.alone_s is None else ["--duration", f"{self.alone_s:.3f}s"]
+        size = [] if self.ephemeral is None else ["--ephemeral", self.ephemeral]
+        return ["--name", self.name, "--weight", str(self.weight), *length, *size]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a job. Times are seconds since the clock started."""
+
+    name: str
+    arrived_s: float
+    ends_s: list[float]
+    """Of its iterations."""
+    peak_bytes: int = 0
+    failed: str | None = None
+
+    @property
+    def jct_s(self) -> float:
+        return self.ends_s[-1] - self.arrived_s
+
+    @property
+    def iteration_s(self) -> float:
+        """The median."""
+        return statistics.median(b - a for a, b in zip(self.ends_s, self.ends_s[1:], strict=False))
+
+
+def one_by_one(jobs: Sequence[Job], device: str, say: Say) -> list[Ran]:
+    """In the order of arrival, each when the one before is done; the next ones start up meanwhile.
+
+    While one is waited for that has not started up yet, the clock stands still: that is in nobody's time.
+    """
+    with OwnService("--device", "host") as folder:
+        waiting = deque(jobs)
+        started: deque[tuple[Job, Path, subprocess.Popen[str]]] = deque()
+        ran: list[Ran] = []
+        zero = 0.0
+        while waiting or started:
+            while waiting and len(started) <= AHEAD:
+                job = waiting.popleft()
+                go = folder.socket.parent / f"go-{len(ran) + len(started)}"
+                started.append((job, go, folder.start_bare(job.command(device, go, 0.0))))
+            job, go, process = started.popleft()
+            asked = time.monotonic()
+            _wait_until_ready([process])
+            zero = zero + time.monotonic() - asked if ran else time.monotonic()
+            time.sleep(max(0.0, zero + job.arrives_s - time.monotonic()))
+            _start_clock(go)
+            say(f"one by one: {job.name}, {len(ran) + 1} of {len(jobs)}")
+            ran.append(_outcome(job, process, zero))
+    return ran
+
+
+def at_once(jobs: Sequence[Job], device: str, say: Say, service: Sequence[str] | None = None) -> list[Ran]:
+    """All, each from its arrival on. Bare, or with a service of these options."""
+    options = ["--device", "host" if device == "cpu" else "cuda"] if service is None else [*service]
+    with OwnService(*options) as own:
+        go = own.socket.parent / "go"
+        commands = [job.command(device, go, job.arrives_s) for job in jobs]
+        started = []
+        for job, command in zip(jobs, commands, strict=True):
+            started.append(own.start_bare(command) if service is None else own.run(command, *job.options()))
+            if service is not None:
+                own.wait_until_registered(len(started))
+        _wait_until_ready(started)
+        zero = _start_clock(go)
+        what = "at once" if service is None else "under Salus"
+        # Each is listened to all the time: one that says more than a pipe holds would never end.
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            reading = [pool.submit(_outcome, job, process, zero) for job, process in zip(jobs, started, strict=True)]
+            while not all(one.done() for one in reading):
+                say(f"{what}: {sum(one.done() for one in reading)} of {len(jobs)} are done")
+                wait(reading, timeout=0.2)
+    return [one.result() for one in reading]
+
+
+def _wait_until_ready(processes: Sequence[subprocess.Popen[str]]) -> None:
+    deadline = time.monotonic() + READY_S
+    for process in processes:
+        assert process.stdout is not None
+        there, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        if there:
+            process.stdout.readline()
+
+
+def _start_clock(go: Path) -> float:
+    """The file appears whole."""
+    now = time.monotonic()
+    new = go.with_suffix(".new")
+    new.write_text(repr(now))
+    new.rename(go)
+    return now
+
+
+def _outcome(job: Job, process: subprocess.Popen[str], zero: float) -> Ran:
+    """As soon as it says so; taking the framework down is in nobody's time either."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            told = json.loads(line)
+            return Ran(job.name, job.arrives_s, [end - zero for end in told["ends_s"]], told["peak_bytes"])
+    errors = process.communicate()[1]
+    last = (errors.strip().splitlines() or [f"status {process.returncode}"])[-1]
+    return Ran(job.name, job.arrives_s, [], failed=last[:300])
+
+
+class Steps:
+    """The parts of an experiment. Each is kept as soon as it is done, so that an interrupted run can be resumed."""
+
+    def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
+        self._path, self._settings = path, settings
+        self._done: dict[str, Any] = {}
+        if path is not None and path.exists():
+            with contextlib.suppress(ValueError, KeyError):
+                saved = json.loads(path.read_text())
+                if saved["settings"] == json.loads(json.dumps(settings)):
+                    self._done = saved["steps"]
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def runs(self, name: str, run: Callable[[], list[Ran]]) -> list[Ran]:
+        """Does it, or remembers what it gave."""
+        if name not in self._done:
+            self._done[name] = [asdict(one) for one in run()]
+            self._keep()
+        return [Ran(**one) for one in self._done[name]]
+
+    def raw(self) -> dict[str, Any]:
+        return self._done
+
+    def forget(self) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _keep(self) -> None:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new = self._path.with_suffix(".new")
+            new.write_text(json.dumps({"settings": self._settings, "steps": self._done}))
+            new.rename(self._path)
+
+
+def check_all_ran(side: str, ran: Sequence[Ran]) -> None:
+    failed = [f"{one.name}: {one.failed}" for one in ran if one.failed]
+    if failed:
+        raise RequestRejected(f"{side}: {len(failed)} of {len(ran)} jobs failed; the first: {failed[0]}")

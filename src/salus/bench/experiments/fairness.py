@@ -1,0 +1,98 @@
+"""Equal jobs that join one after another: each should get its part of the device, and the sum should stay what it was.
+
+Three jobs of one model, each beginning a while after the one before, under `fair` in one lane; then again with weights
+1:2:4. The paper's figure: each gets half, then a third; the total stays flat.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from salus.bench.experiment import Job, Ran, Say, Settings, Steps, at_once, check_all_ran
+
+WEIGHTS = {"equal": (1, 1, 1), "weights 1:2:4": (1, 2, 4)}
+STAGE_S = 12.0
+WHOLE_LANE = "60GiB"
+"""Declared, so that they take turns and do not run side by side."""
+SETTLED = 0.25
+"""The first part of a stage, in which a job joins, does not count."""
+TARGETS = {"equal": 0.02, "weights 1:2:4": 0.03, "total": 0.02}
+
+
+def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
+    model, batch = ("inception3", 50) if settings.device == "cuda" else ("small", 64)
+    stage_s = STAGE_S * settings.scale
+    found: dict[str, Any] = {"stage_s": stage_s, "model": model, "batch": batch, "sides": {}, "targets": TARGETS}
+    for name, weights in WEIGHTS.items():
+        jobs = [
+            Job(
+                f"{name} {number}",
+                model,
+                batch,
+                1,
+                number * stage_s,
+                (len(weights) - number) * stage_s,
+                weight=weight,
+                ephemeral=settings.lane or WHOLE_LANE,
+            )
+            for number, weight in enumerate(weights)
+        ]
+        ran = steps.runs(name, lambda jobs=jobs: at_once(jobs, settings.device, say, settings.service("fair")))  # type: ignore[misc]
+        check_all_ran(name, ran)
+        found["sides"][name] = _stages(ran, weights, stage_s)
+    return found
+
+
+def _stages(ran: list[Ran], weights: tuple[int, ...], stage_s: float) -> dict[str, Any]:
+    """Iterations a second of each job in each stage, and how far its part is from what it should be."""
+    rates, off = [], 0.0
+    for stage in range(len(ran)):
+        begin, end = (stage + SETTLED) * stage_s, (stage + 1) * stage_s
+        rates.append([sum(begin <= at < end for at in one.ends_s) / (end - begin) for one in ran])
+        there = weights[: stage + 1]
+        for had, weight in zip(rates[-1], there, strict=False):
+            off = max(off, abs(had / sum(rates[-1]) * sum(there) / weight - 1))
+    totals = [sum(stage) for stage in rates]
+    return {
+        "iterations_a_second": rates,
+        "off_by": off,
+        "total_to_alone": [total / totals[0] for total in totals],
+        "by_second": [_by_second(one) for one in ran],
+    }
+
+
+def _by_second(one: Ran) -> list[int]:
+    counts = [0] * (int(one.ends_s[-1]) + 1)
+    for at in one.ends_s:
+        counts[int(at)] += 1
+    return counts
+
+
+def verdicts(result: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+    rows = []
+    for name, side in result["sides"].items():
+        target = TARGETS[name]
+        rows.append(
+            (f"{name}: the worst part is off by", f"{side['off_by']:.1%}", f"{target:.0%}", side["off_by"] <= target)
+        )
+    drift = max(abs(total - 1) for total in result["sides"]["equal"]["total_to_alone"])
+    rows.append(
+        (
+            "equal: the total differs from one alone by",
+            f"{drift:.1%}",
+            f"{TARGETS['total']:.0%}",
+            drift <= TARGETS["total"],
+        )
+    )
+    return rows
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    from salus.bench.plots import lines
+
+    lines(
+        path,
+        {name: side["by_second"] for name, side in result["sides"].items()},
+        "seconds", "iterations a second, each job",
+    )  # fmt: skip

@@ -1,0 +1,59 @@
+"""The figures of the experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from salus.simulate.report import writing
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Any, path: Path) -> None:
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    writing(path, lambda: figure.savefig(path, dpi=130))
+
+
+def bars(path: Path, series: Mapping[str, Mapping[str, float]], what: str, line_at: float | None = None) -> None:
+    """A group of bars for each name, one for each series."""
+    names = list(next(iter(series.values())))
+    figure = _figure(max(5.0, 0.6 * len(names) * len(series) + 2), 4.0)
+    axes = figure.subplots()
+    width = 0.8 / len(series)
+    for number, (label, values) in enumerate(series.items()):
+        at = [index + (number - (len(series) - 1) / 2) * width for index in range(len(names))]
+        drawn = axes.bar(at, [values.get(name, 0.0) for name in names], width * 0.94, label=label)
+        axes.bar_label(drawn, fmt="%.3g", fontsize=8)
+    if line_at is not None:
+        axes.axhline(line_at, color="black", linewidth=0.8)
+    axes.set_xticks(
+        range(len(names)), names, rotation=30 if len(names) > 4 else 0, ha="right" if len(names) > 4 else "center"
+    )
+    axes.set_ylabel(what)
+    axes.margins(y=0.12)
+    if len(series) > 1:
+        axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def lines(path: Path, charts: Mapping[str, Sequence[Sequence[float]]], across: str, up: str) -> None:
+    """A chart for each name, a line for each job."""
+    figure = _figure(9.0, 2.8 * len(charts))
+    for axes, (name, jobs) in zip(figure.subplots(len(charts), squeeze=False)[:, 0], charts.items(), strict=True):
+        for number, values in enumerate(jobs):
+            axes.step(range(len(values)), values, where="post", label=f"job {number + 1}")
+        axes.set_title(name)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        axes.legend(frameon=False)
+    _save(figure, path)

@@ -1,0 +1,136 @@
+"""The experiments of `salus bench`: what they have in common, and one of them from end to end on the processor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+
+from salus.bench.experiment import Job, Ran, Settings, Steps, at_once, one_by_one
+from salus.bench.experiments import fairness, jct, overhead, packed
+
+TINY = [Job(f"j{number}", "tiny", 8, 800, alone_s=1.0 + number, ephemeral="3GiB") for number in range(2)]
+SETTINGS = Settings("cpu")
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def test_a_step_is_done_once_and_remembered_until_the_settings_change(tmp_path):
+    kept, done = tmp_path / "deep" / "result.json.partial", []
+
+    def run() -> list[Ran]:
+        done.append(1)
+        return [Ran("a", 0.5, [1.0, 2.0])]
+
+    first = Steps(kept, {"scale": 1.0}).runs("one", run)
+    again = Steps(kept, {"scale": 1.0})
+    assert again.runs("one", run) == first == [Ran("a", 0.5, [1.0, 2.0])]
+    assert len(done) == 1 and len(again) == 1
+    assert len(Steps(kept, {"scale": 2.0})) == 0, "other settings are another experiment"
+    kept.write_text("{ this was cut off")
+    assert len(Steps(kept, {"scale": 1.0})) == 0
+    again.forget()
+    assert not kept.exists()
+
+
+def test_what_came_of_it_is_judged_with_the_failures_counted():
+    sides = {
+        "one by one": [Ran("a", 0.0, [1.0, 10.0]), Ran("b", 0.0, [11.0, 20.0])],
+        "time-slicing": [Ran("a", 0.0, [1.0, 12.0]), Ran("b", 0.0, [], failed="out of memory")],
+        "salus": [Ran("a", 0.0, [1.0, 4.0]), Ran("b", 0.0, [1.0, 4.0])],
+    }
+    steps = Steps(None, {})
+    for name, ran in sides.items():
+        steps.runs(name, lambda ran=ran: ran)
+    result = packed.run_tuning(SETTINGS, steps, quiet)
+    assert result["sides"]["salus"]["times_faster"] == 5.0
+    assert result["sides"]["time-slicing"]["failed"] == 1
+    *rows, (_, _, _, met) = packed.verdicts_tuning(result)
+    assert met and any("1 failed" in value for _, value, _, _ in rows)
+
+
+def test_parts_are_judged_by_what_each_should_have():
+    # A hundred iterations a second in all: alone, then halves, then the last one gets nothing.
+    ends = [
+        [i / 100 for i in range(1000)] + [10 + i / 50 for i in range(1000)],
+        [10 + i / 50 for i in range(1000)],
+        [29.99],
+    ]
+    ran = [Ran(str(number), 0.0, times) for number, times in enumerate(ends)]
+    found = fairness._stages(ran, (1, 1, 1), 10.0)
+    assert found["iterations_a_second"][1] == pytest.approx([50, 50, 0], rel=0.01)
+    assert found["total_to_alone"][1] == pytest.approx(1.0, rel=0.01)
+    assert found["off_by"] > 0.9, "the third should have had a third"
+
+
+def test_overhead_is_told_from_the_weather():
+    bare, salus = [0.010] * 40, [0.0102] * 40
+    found = overhead._compare(
+        {"bare": Ran("bare", 0, bare), "salus": Ran("salus", 0, salus), "again": Ran("", 0, bare)}
+    )
+    assert found["ratio"] == pytest.approx(1.02) and found["bare_to_bare"] == pytest.approx(1.0)
+
+
+def test_the_simulator_is_asked_about_the_same_jobs():
+    jobs = [Job("long", "tiny", 1, 100, 0.0, alone_s=10.0), Job("short", "tiny", 1, 10, 1.0, alone_s=1.0)]
+    # First come, first served: the short one waits for nine seconds.
+    assert jct._simulated(jobs, "fifo", SETTINGS) == pytest.approx((10 + 10) / 2, rel=0.02)
+    assert jct._simulated(jobs, "srtf", SETTINGS) == pytest.approx((11 + 1) / 2, rel=0.02)
+    assert jct._simulated(jobs, "fifo", Settings("cuda")) is None, "what they need on a GPU is not known"
+
+
+def test_jobs_run_one_by_one_at_once_and_under_salus_and_one_that_fails_is_counted():
+    pytest.importorskip("torch")
+    first, second = one_by_one(TINY, "cpu", quiet)
+    assert len(first.ends_s) == len(second.ends_s) == 800
+    assert first.ends_s[-1] <= second.ends_s[0], "one after the other"
+    ran = at_once(TINY, "cpu", quiet, SETTINGS.service("fifo"))
+    # The second may have the lease when the clock starts, for a quantum.
+    assert ran[0].ends_s[-1] <= ran[1].ends_s[400], "in the order in which they came, though both are there"
+    good, bad = at_once([TINY[0], Job("bad", "no such model", 1, 1)], "cpu", quiet)
+    assert good.failed is None and "there is no model" in (bad.failed or "")
+
+
+def test_an_experiment_from_end_to_end_that_was_interrupted_goes_on(tmp_path):
+    pytest.importorskip("torch")
+    out, plot = tmp_path / "pair.json", tmp_path / "pair.png"
+    settings = Settings("cpu", scale=0.01)
+    steps = Steps(tmp_path / "pair.json.partial", {"experiment": "pair", **asdict(settings)})
+    steps.runs("one by one", lambda: [Ran("a", 0.0, [1.0, 60.0]), Ran("b", 0.0, [61.0, 120.0])])
+    command = ["bench", "pair", "--device", "cpu", "--scale", "0.01", "--out", str(out), "--plot", str(plot)]
+    done = subprocess.run(
+        [sys.executable, "-m", "salus", *command],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "120"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "in which 1 steps are done" in done.stderr
+    found = json.loads(out.read_text())
+    assert found["result"]["sides"]["one by one"]["makespan_s"] == 120.0, "it was not done again"
+    assert found["result"]["sides"]["salus"]["failed"] == 0
+    assert {"machine", "torch", "raw", "date"} <= set(found)
+    assert plot.stat().st_size > 1000 and not (tmp_path / "pair.json.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--device", "tpu"], "--device: 'tpu' is not understood; expected auto, cuda or cpu"),
+        (["--capacity", "much"], "--capacity"),
+        (["--plot", "figure.doc"], "figure.doc: a plot is written as .png, .pdf or .svg"),
+    ],
+)
+def test_wrong_options_get_one_line_before_any_work(options, said):
+    done = subprocess.run(
+        [sys.executable, "-m", "salus", "bench", "pair", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
