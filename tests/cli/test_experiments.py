@@ -11,7 +11,7 @@ from dataclasses import asdict
 import pytest
 
 from salus.bench.experiment import Job, Ran, Settings, Steps, at_once, one_by_one
-from salus.bench.experiments import fairness, jct, overhead, packed
+from salus.bench.experiments import fairness, jct, overhead, packed, preemption
 
 TINY = [Job(f"j{number}", "tiny", 8, 800, alone_s=1.0 + number, ephemeral="3GiB") for number in range(2)]
 SETTINGS = Settings("cpu")
@@ -75,6 +75,11 @@ def test_overhead_is_told_from_the_weather():
         {"bare": Ran("bare", 0, bare), "salus": Ran("salus", 0, salus), "again": Ran("", 0, bare)}
     )
     assert found["ratio"] == pytest.approx(1.02) and found["bare_to_bare"] == pytest.approx(1.0)
+
+
+def test_iterations_that_follow_one_another_are_one_span_of_computing():
+    one = Ran("a", 0.0, [1.0, 2.0, 3.1, 9.0, 10.0])
+    assert preemption._spans(one, 1.0) == [(0.0, 3.1), (8.0, 10.0)]
 
 
 def test_the_simulator_is_asked_about_the_same_jobs():

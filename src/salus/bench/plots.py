@@ -57,3 +57,16 @@ def lines(path: Path, charts: Mapping[str, Sequence[Sequence[float]]], across: s
         axes.set_ylabel(up)
         axes.legend(frameon=False)
     _save(figure, path)
+
+
+def timeline(path: Path, jobs: Mapping[str, tuple[float, Sequence[tuple[float, float]]]]) -> None:
+    """For each job, when it arrived, how long it was there, and when it computed."""
+    figure = _figure(9.0, 0.45 * len(jobs) + 1.4)
+    axes = figure.subplots()
+    for row, (arrived, spans) in enumerate(jobs.values()):
+        axes.broken_barh([(arrived, spans[-1][1] - arrived)], (row - 0.3, 0.6), facecolors="#dddddd")
+        axes.broken_barh([(begin, end - begin) for begin, end in spans], (row - 0.3, 0.6), facecolors="#4c78a8")
+    axes.set_yticks(range(len(jobs)), list(jobs))
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds; grey: waits, blue: computes")
+    _save(figure, path)

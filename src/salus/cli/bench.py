@@ -115,6 +115,7 @@ EXPERIMENTS: dict[str, tuple[str, str, str, str]] = {
     "overhead": ("overhead", "run", "verdicts", "draw"),
     "fairness": ("fairness", "run", "verdicts", "draw"),
     "jct": ("jct", "run", "verdicts", "draw"),
+    "preemption": ("preemption", "run", "verdicts", "draw"),
     "pair": ("packed", "run_pair", "verdicts_pair", "draw"),
     "tuning": ("packed", "run_tuning", "verdicts_tuning", "draw"),
 }
@@ -160,6 +161,17 @@ def jct(
     Example: `salus bench jct --jobs 30 --scale 0.5`
     """
     _experiment("jct", device, scale, jobs, capacity, out, plot)
+
+
+@app.command()
+def preemption(
+    device: Device = "auto", scale: Scale = 1.0, capacity: Capacity = None, out: Out = None, plot: Plot = None
+) -> None:
+    """Measure how soon shorter jobs run that arrive while longer ones do, under srtf.
+
+    Example: `salus bench preemption --plot preemption.png`
+    """
+    _experiment("preemption", device, scale, None, capacity, out, plot)
 
 
 @app.command()
