@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
+from salus.bench import report
 from salus.bench.experiment import Job, Ran, Settings, Steps, at_once, one_by_one
 from salus.bench.experiments import fairness, jct, overhead, packed, preemption
+from salus.errors import RequestRejected
 
 TINY = [Job(f"j{number}", "tiny", 8, 800, alone_s=1.0 + number, ephemeral="3GiB") for number in range(2)]
 SETTINGS = Settings("cpu")
@@ -139,3 +142,20 @@ def test_wrong_options_get_one_line_before_any_work(options, said):
         check=False,
     )
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_evaluation_is_what_the_committed_results_say(tmp_path):
+    root = Path(__file__).parent.parent.parent
+    report.write(root / "benchmarks" / "results", tmp_path / "evaluation.md")
+    made = (tmp_path / "evaluation.md").read_text()
+    assert made == (root / "docs" / "evaluation.md").read_text(), "make it again: salus bench report"
+
+
+def test_results_that_are_missing_are_said_to_be_and_broken_ones_are_named(tmp_path):
+    report.write(tmp_path, tmp_path / "evaluation.md")
+    assert (tmp_path / "evaluation.md").read_text().count("Not measured yet.") == len(report.EXPERIMENTS)
+    (tmp_path / "gpu-jct.json").write_text("{")
+    with pytest.raises(RequestRejected, match=r"gpu-jct.json: cannot be read as a result"):
+        report.write(tmp_path, tmp_path / "evaluation.md")
+    with pytest.raises(RequestRejected, match="there is no such folder"):
+        report.write(tmp_path / "nowhere", tmp_path / "evaluation.md")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ from rich.table import Table
 from salus.bench import arena as arena_bench
 from salus.bench import crowd as crowd_bench
 from salus.bench import machine
+from salus.bench import report as report_bench
 from salus.bench import sharing as sharing_bench
 from salus.bench import switch as switch_bench
 from salus.bench.demo import check_can_run, torch_version
@@ -111,15 +111,6 @@ def sharing(
         machine.write(out, "sharing", result)
 
 
-EXPERIMENTS: dict[str, tuple[str, str, str, str]] = {
-    "overhead": ("overhead", "run", "verdicts", "draw"),
-    "fairness": ("fairness", "run", "verdicts", "draw"),
-    "jct": ("jct", "run", "verdicts", "draw"),
-    "preemption": ("preemption", "run", "verdicts", "draw"),
-    "pair": ("packed", "run_pair", "verdicts_pair", "draw"),
-    "tuning": ("packed", "run_tuning", "verdicts_tuning", "draw"),
-}
-"""By name: the file, and in it what does the experiment, what judges it and what draws it."""
 Device = Annotated[str, typer.Option(metavar="auto|cuda|cpu", help="Where the jobs run.")]
 Scale = Annotated[float, typer.Option(min=0.001, help="How long the jobs are; 1 fits in about eight minutes.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="How many jobs, or models.")]
@@ -197,6 +188,21 @@ def tuning(
     _experiment("tuning", device, scale, jobs, capacity, out, plot)
 
 
+@app.command()
+def report(
+    results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results are.")] = Path(
+        "benchmarks/results"
+    ),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="What to write.")] = Path("docs/evaluation.md"),
+) -> None:
+    """Write the evaluation as a page, from results in JSON.
+
+    Example: `salus bench report --results benchmarks/results --out docs/evaluation.md`
+    """
+    report_bench.write(results, out)
+    typer.echo(f"wrote {out}")
+
+
 def _experiment(
     name: str, device: str, scale: float, jobs: int | None, capacity: str | None, out: Path | None, plot: Path | None
 ) -> None:
@@ -206,8 +212,7 @@ def _experiment(
         parsed("--capacity", parse_bytes, capacity)
     if plot is not None:
         check_can_plot(plot)
-    file, run, judge, draw = EXPERIMENTS[name]
-    module = importlib.import_module(f"salus.bench.experiments.{file}")
+    module, run, judge, draw = report_bench.find(name)
     settings = Settings(check_can_run(device), scale, jobs, capacity)
     # What is done is kept beside the result, so that an interrupted run can be resumed.
     kept = None if out is None else out.with_name(out.name + ".partial")

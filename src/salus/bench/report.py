@@ -1,0 +1,167 @@
+"""`salus bench report`: docs/evaluation.md from results that were committed. No number in it is typed by hand.
+
+For each experiment: what the paper found, what was measured here, on what machine and when, and how to run it again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from salus.errors import RequestRejected
+
+Verdict = tuple[str, str, str, bool]
+
+EXPERIMENTS: dict[str, tuple[str, str, str, str]] = {
+    "overhead": ("overhead", "run", "verdicts", "draw"),
+    "fairness": ("fairness", "run", "verdicts", "draw"),
+    "jct": ("jct", "run", "verdicts", "draw"),
+    "preemption": ("preemption", "run", "verdicts", "draw"),
+    "pair": ("packed", "run_pair", "verdicts_pair", "draw"),
+    "tuning": ("packed", "run_tuning", "verdicts_tuning", "draw"),
+}
+"""By name: the file, and in it what does the experiment, what judges it and what draws it."""
+PAPER = {
+    "overhead": "1.003 to 1.08 times the time of an iteration for most models, 1.8 for two small ones.",
+    "fairness": "Three equal jobs, started 15 s apart: each gets half, then a third; the total stays flat.",
+    "jct": "100 jobs: average completion 170.6 min under FIFO, 53.4 under SRTF (3.19 times better), 96.6 under FAIR.",
+    "preemption": "Six jobs under SRTF: the next job's iteration starts at once.",
+    "pair": "Two AlexNet, batch 25: static partition 105 s, MPS 88.5 s, Salus 89 s.",
+    "tuning": "300 jobs at once: 2.38 times faster than one by one (super-resolution), 1.07 times (ResNet-50).",
+}
+PICTURES = {"gpu-paging.json": "pictures/paging.png"}
+"""Drawn by benchmarks/paging_timeline.py."""
+HEAD = """# Evaluation
+
+Made by `salus bench report` from the files in `benchmarks/results/`; what is not there was not measured. How the
+experiments are done is told in [experiments.md](experiments.md).
+"""
+
+
+def find(name: str) -> tuple[Any, str, str, str]:
+    """The module of an experiment, and the names of its three parts."""
+    file, run, judge, draw = EXPERIMENTS[name]
+    return importlib.import_module(f"salus.bench.experiments.{file}"), run, judge, draw
+
+
+def write(results: Path, out: Path) -> None:
+    if not results.is_dir():
+        raise RequestRejected(f"{results}: there is no such folder; --results names the one with the JSON files")
+    parts = [HEAD, *(_experiment(results, name) for name in EXPERIMENTS)]
+    for file, title, tell in SUITE:
+        found = _read(results / file)
+        if found is not None:
+            picture = PICTURES.get(file)
+            shown = [] if picture is None else ["", f"![{title}]({picture})"]
+            parts.append("\n".join([f"## {title}", "", *_table(tell(found)), "", _origin(found, file), *shown]))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("\n\n".join(part.rstrip() for part in parts) + "\n")
+
+
+def _experiment(results: Path, name: str) -> str:
+    lines = [f"## {name}", "", f"The paper: {PAPER[name]}", ""]
+    there = False
+    for device in ("gpu", "host"):
+        found = _read(results / f"{device}-{name}.json")
+        if found is None:
+            continue
+        there = True
+        module, _, judge, _ = find(name)
+        lines += [*_table(getattr(module, judge)(found["result"])), "", _origin(found, f"{device}-{name}.json"), ""]
+    if not there:
+        lines += ["Not measured yet.", ""]
+    return "\n".join([*lines, f"Again: `salus bench {name} --out {name}.json --plot {name}.png`"])
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RequestRejected(f"{path}: cannot be read as a result ({error}); measure it again") from None
+
+
+def _table(rows: list[Verdict]) -> list[str]:
+    lines = ["| measured | value | target | |", "|---|---|---|---|"]
+    for what, value, target, met in rows:
+        lines.append(f"| {what} | {value} | {target} | {('met' if met else '**missed**') if target else ''} |")
+    return lines
+
+
+def _origin(found: dict[str, Any], file: str) -> str:
+    machine = found["machine"]
+    gpu = f"{found['gpu']}, " if isinstance(found.get("gpu"), str) else ""
+    torch = f", torch {found['torch']}" if "torch" in found else ""
+    return (
+        f"{found['date']}, {gpu}{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}{torch}; "
+        f"[{file}](../benchmarks/results/{file})"
+    )
+
+
+# The GPU suite (`make test-gpu`) and the benchmarks of the parts.
+
+
+def _together(found: dict[str, Any]) -> list[Verdict]:
+    jobs = found["together"]["jobs"]
+    same = sum(bool(row.get("same")) for row in jobs.values())
+    return [
+        ("jobs at once, switched at every boundary, lanes poisoned", str(len(jobs)), "", True),
+        ("losses as bare, to the last bit", f"{same} of {len(jobs)}", "all", same == len(jobs)),
+    ]
+
+
+def _paging(found: dict[str, Any]) -> list[Verdict]:
+    rows: list[Verdict] = []
+    for policy, row in found["paging"]["policies"].items():
+        rows.append((f"{policy}: losses as bare", "all" if row["same"] else "not all", "all", row["same"]))
+        for key, what in (("page_out_to_pinned", "page-out"), ("page_in_to_pinned", "page-in")):
+            if (
+                row.get(key) is not None
+                and row["alone_on_the_bus"][{"page-out": "PageOut", "page-in": "PageIn"}[what]] > 4
+            ):
+                value = f"{row[key]:.3f}"
+                rows.append((f"{policy}: rate of a {what}, to pinned copies", value, "at least 0.85", row[key] >= 0.85))
+        if row.get("hidden") is not None:
+            rows.append(
+                (f"{policy}: page-in behind others' work", f"{row['hidden']:.0%}", "at least 70%", row["hidden"] >= 0.7)
+            )
+    return rows
+
+
+def _shares(found: dict[str, Any]) -> list[Verdict]:
+    index = found["shares"]["jain"]
+    return [("Jain's index of memory x time, twenty jobs", f"{index:.3f}", "at least 0.95", index >= 0.95)]
+
+
+def _faults(found: dict[str, Any]) -> list[Verdict]:
+    large, kills = found["faults"]["too large"], found["faults"]["kills"]
+
+    def told(what: str, good: bool, yes: str, no: str) -> Verdict:
+        return what, yes if good else no, yes, good
+
+    return [
+        told("one that needs more than the GPU", large["out_of_memory"], "out of memory", "something else"),
+        told("its neighbours' losses", large["neighbours_same"], "the same", "changed"),
+        told(f"survivors' losses after {kills['kills']} kills", kills["survivors_same"], "the same", "changed"),
+        told("GPU memory after them", kills["left_mib"] <= 0, "all of it is back", f"{kills['left_mib']} MiB are left"),
+    ]
+
+
+def _switch(found: dict[str, Any]) -> list[Verdict]:
+    from salus.bench.switch import verdicts
+
+    return verdicts(found)
+
+
+SUITE: tuple[tuple[str, str, Callable[[dict[str, Any]], list[Verdict]]], ...] = (
+    ("gpu-together.json", "All kinds of scripts at once", _together),
+    ("gpu-paging.json", "Eight jobs of 4 GiB on 16 GiB", _paging),
+    ("gpu-shares.json", "Fair by memory and time", _shares),
+    ("gpu-faults.json", "Faults", _faults),
+    ("host-switch.json", "Switching, on the host device", _switch),
+)
