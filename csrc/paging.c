@@ -636,6 +636,8 @@ int salus_arena_prepare(void) {
     for (unsigned slot = 0; arena.device && !more && slot < arena.top; slot++)
         if (arena.slots[slot].state == PRIVATE && !arena.slots[slot].home.at)
             more = make_home(&arena.slots[slot].home, salus_slot_size(slot)) ? -1 : 1;
+    if (more > 0)
+        tell_page();
     LEAVE;
     return more;
 }

@@ -27,6 +27,7 @@ SLOWEST_PAGING_BYTES_S = 1 << 30
 """A job that takes longer than this to be paged out is given up on."""
 PAGE_AGAIN_S = 0.1
 PREPARE_S = 0.1
+SLOWEST_PINNING_BYTES_S = 1 << 30
 NOTABLE_BYTES = 32 << 20
 """Host memory is not made ready for less."""
 
@@ -36,6 +37,8 @@ class Pager:
         self._live = live
         self._loop = asyncio.get_running_loop()
         self._preparing: asyncio.TimerHandle | None = None
+        self._pins: tuple[LiveJob, float] | None = None
+        """Who was told last to make host memory ready, and until when that may take."""
 
     def page_out(self, job: LiveJob, with_lane: bool) -> ev.Event | None:
         """The answer, where it is known already."""
@@ -72,11 +75,14 @@ class Pager:
             self._preparing = self._loop.call_later(PREPARE_S, self._prepare)
 
     def _prepare(self) -> None:
-        """Whoever took memory since the last time makes some ready, again and again while somebody waits."""
+        """Whoever took memory since the last time makes some ready, again and again while somebody waits.
+
+        One at a time, and nobody while one is being paged out: the machine pins memory no faster for two of them.
+        """
         self._preparing = None
         if self._live.scheduler.queue_length:
             self.prepare_soon()
-        if not self.host_takes_all():
+        if not self.host_takes_all() or self._somebody_pins():
             return
         for job in self._live.jobs.values():
             if job.link is None or job.worker is None or job.page is None:
@@ -84,8 +90,21 @@ class Pager:
             more_bytes = job.page.words[Word.PRIVATE_BYTES] - job.prepared_bytes
             if more_bytes >= NOTABLE_BYTES:
                 job.prepared_bytes += more_bytes
+                self._pins = (job, self._loop.time() + more_bytes / SLOWEST_PINNING_BYTES_S)
                 job.link.prepare()
                 job.worker.send(msg.Look())
+                return
+
+    def _somebody_pins(self) -> bool:
+        if any(core.phase is Phase.PAGING_OUT for core in self._live.scheduler.jobs.values()):
+            return True
+        if self._pins is None:
+            return False
+        job, until = self._pins
+        if job.page is None or job.job_id not in self._live.jobs or self._loop.time() > until:
+            return False
+        words = job.page.words
+        return bool(words[Word.PRIVATE_BYTES] - words[Word.HOME_BYTES] >= NOTABLE_BYTES)
 
     def paged(self, job: LiveJob, kind: Kind, done: bool) -> None:
         core = self._live.scheduler.jobs.get(job.job_id)
