@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from salus.adaptors.torch_memory import live_blocks  # noqa: E402
+from salus.adaptors.torch_memory import gpu_uuid, live_blocks  # noqa: E402
 
 
 def segment(address: int, *blocks: tuple[str, int]) -> dict:
@@ -25,3 +25,11 @@ def test_what_is_in_use_is_found_with_its_address():
 
 def test_a_block_that_waits_for_another_stream_is_in_use_and_said_so():
     assert live_blocks([segment(0, ("active_pending_free", 8))]) == ({0: 8}, True)
+
+
+def test_a_gpu_is_known_by_its_uuid_however_torch_writes_it():
+    class Properties:
+        uuid = "1234-5678"
+
+    assert gpu_uuid(Properties()) == "GPU-1234-5678"
+    assert gpu_uuid(object()) is None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from salus.cli.serve import _with_room
 from salus.client.launch import environment_for, visible_gpus
 from salus.core.model import GpuConfig
-from salus.errors import RequestRejected
+from salus.errors import RequestRejected, SalusError
 from salus.protocol import messages as msg
 from salus.service.devices import Device, allowed
 from salus.service.gpu import Gpu, choose_all
@@ -121,3 +122,52 @@ def test_a_service_that_was_started_for_a_job_ends_when_no_device_has_one(serve)
     eventually(lambda: service.jobs()["a"]["finished_at"] is not None, "the first has ended")
     finish(jobs[1])
     assert service.process.wait(timeout=10) == 0
+
+
+def test_a_command_seen_before_goes_where_what_it_used_then_fits(serve):
+    service = serve(*TWO)
+    run = ("--name", "again")
+    finish(service.job(*run, *LARGE, iterations=3, seconds=0.001))
+    fills = service.job("--name", "fills", "--gpu", "0", *LARGE, iterations=600, seconds=0.005)
+    service.when("fills", "running")
+    second = service.job(*run, iterations=3, seconds=0.001)
+    finish(second)
+    with service.connect() as connection:
+        rows = [row for row in connection.jobs(everything=True) if row["name"] == "again"]
+    assert rows[-1]["device"] == "host1"
+    assert service.jobs()["fills"]["finished_at"] is None
+    finish(fills)
+
+
+def test_a_gpu_that_others_have_filled_is_left_out_unless_it_was_named(capsys):
+    full = Gpu("GPU-full", 0, "some", 8 * GIB, 8 * GIB)
+    assert _with_room([full, GPUS[1]], 0, named=False) == [GPUS[1]]
+    assert "GPU 0 (GPU-full) is full; it is not shared" in capsys.readouterr().err
+    assert _with_room([full], 0, named=True) == [full]
+    with pytest.raises(RequestRejected, match="every GPU here is full"):
+        _with_room([full], 0, named=False)
+
+
+@pytest.mark.parametrize("device", ["host:", "host:0", "host:²", "host:" + "9" * 5000, "cuda:2", "tpu"])
+def test_a_device_that_is_none_gets_one_line(serve, device):
+    refused = serve(start=False).salus("serve", "--device", device)
+    assert refused.returncode == 2 and "expected auto, cuda, host, or host:N" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_long_names_and_many_jobs_do_not_blind_those_who_look(serve):
+    service = serve(*TWO)
+    with service.connect() as one, service.connect() as two:
+        for launcher in (one, two):
+            launcher.request(msg.Register("界" * 7000, ["界" * 2000], "/"))
+        with service.connect() as looks:
+            rows = looks.jobs()
+    assert len(rows) == 2 and len(rows[0]["name"]) == 200
+
+
+@pytest.mark.parametrize("field", ["duration_s", "persistent_bytes", "weight"])
+def test_a_number_that_no_machine_holds_ends_that_connection_and_nothing_else(serve, field):
+    service = serve(*TWO)
+    with service.connect() as hostile, pytest.raises(SalusError):
+        hostile.request(msg.Register("huge", ["x"], "/", **{field: 10**400}))
+    finish(service.job("--name", "other", iterations=3, seconds=0.001))

@@ -162,3 +162,22 @@ def test_a_journal_that_was_changed_is_found_out(serve):
     journal.write_text("nonsense\n")
     told = service.salus("replay", str(journal))
     assert "1: is not a line of a journal" in told.stderr
+
+
+def test_one_that_sits_gives_its_memory_up_for_a_job_that_waits_for_memory(serve, tmp_path):
+    service = serve("--policy", "fifo", "--capacity", "4GiB")
+    script = tmp_path / "sits.py"
+    script.write_text(service.job_file.read_text() + "time.sleep(60)\n")
+    own = ("--persistent", "3GiB")
+    service.salus_in_background("run", "--name", "sits", *own, "--", sys.executable, str(script), "20", "0.005")
+    service.when("sits", "running", "idle")
+    finish(service.job("--name", "waits", *own, iterations=20, seconds=0.005))
+    assert service.jobs()["sits"]["finished_at"] is None
+
+
+def test_short_pauses_between_iterations_are_used_by_others(serve):
+    service = serve("--policy", "fifo", "--capacity", "4GiB")
+    service.job("--name", "pauses", *ONE_LANE, iterations=100_000, seconds=0.001, idle=0.03)
+    service.when("pauses", "running", "idle")
+    finish(service.job("--name", "busy", *ONE_LANE, iterations=100, seconds=0.005))
+    assert service.jobs()["pauses"]["finished_at"] is None

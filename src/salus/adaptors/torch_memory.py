@@ -27,6 +27,7 @@ import torch
 from salus.client.arena import Arena
 from salus.client.lease import WHERE_IT_WAITS, Lease
 from salus.client.say import say
+from salus.errors import SalusError
 
 OLDEST = (2, 9)
 _cuda: Any = torch.cuda
@@ -73,6 +74,12 @@ class _Torch:
             return pool.snapshot(include_traces=False)
         except TypeError:
             return pool.snapshot()
+
+
+def gpu_uuid(properties: Any) -> str | None:
+    """As the driver and NVML write it, where this torch knows it."""
+    uuid = str(getattr(properties, "uuid", "") or "")
+    return None if not uuid else uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 def live_blocks(snapshot: Any) -> tuple[dict[int, int], bool]:
@@ -136,6 +143,11 @@ class TorchMemory:
     # For the lease.
 
     def open(self, page_address: int, channel: int) -> None:
+        placed = os.environ.get("SALUS_GPU")
+        found = gpu_uuid(_cuda.get_device_properties(self._device))
+        if placed and found and placed != found:
+            # A lane of one GPU is nothing to a process on another.
+            raise SalusError(f"the script uses {found}, and was given {placed}")
         arena = Arena()
         arena.open("cuda", self._device, page_address, channel)
         arena.trust(WHERE_IT_WAITS)

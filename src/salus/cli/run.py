@@ -13,6 +13,7 @@ import typer
 
 from salus.cli.options import parsed
 from salus.client import launch
+from salus.core.model import HEAVIEST, LIGHTEST
 from salus.errors import RequestRejected
 from salus.paths import make_private, state_dir
 from salus.protocol.messages import Register
@@ -118,8 +119,10 @@ def _ask(
     gpu: str | None,
     log: str | None = None,
 ) -> Register:
-    if weight <= 0:
-        raise RequestRejected(f"--weight: {weight} is out of range; expected a number above 0")
+    if not LIGHTEST <= weight <= HEAVIEST:
+        raise RequestRejected(
+            f"--weight: {weight} is out of range; expected a number from {LIGHTEST:g} to {HEAVIEST:g}"
+        )
     return Register(
         name=name if name is not None else _name(command),
         command=command,

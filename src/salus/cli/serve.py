@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import pwd
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -49,7 +50,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory of the host for jobs that are paged out; 0: none are. Default: half of what is available.",
+            help="Memory of the host for jobs that are paged out, divided among the GPUs; 0: none are. "
+            "Default: half of what is available.",
         ),
     ] = None,
     stuck_after: Annotated[
@@ -87,10 +89,11 @@ def serve(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="salus: %(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
-    chosen = [_without_our_jobs(one) for one in _choose(device, gpu)]
+    reserve_bytes = parsed("--reserve", parse_bytes, reserve)
+    chosen = _with_room([_without_our_jobs(one) for one in _choose(device, gpu)], reserve_bytes, named=gpu is not None)
     devices = []
     for number, one in enumerate(chosen):
-        room_bytes = _room(one, parsed("--reserve", parse_bytes, reserve))
+        room_bytes = _room(one, reserve_bytes)
         config = GpuConfig(
             capacity_bytes=_size(one, capacity, room_bytes),
             quantum_s=parsed("--quantum", parse_duration, quantum),
@@ -125,15 +128,33 @@ def serve(
 
 def _choose(device: str, wanted: str | None) -> list[Gpu | None]:
     """None: the host device."""
-    kind, _, count = device.partition(":")
-    if kind not in ("auto", "cuda", "host") or (count and (kind != "host" or not count.isdigit() or int(count) < 1)):
-        raise RequestRejected(f"--device: {device!r} is not understood; expected auto, cuda or host")
+    kind, colon, count = device.partition(":")
+    several = not colon or (kind == "host" and re.fullmatch("[1-9][0-9]?", count) is not None)
+    if kind not in ("auto", "cuda", "host") or not several:
+        raise RequestRejected(
+            f"--device: {device!r:.60} is not understood; expected auto, cuda, host, or host:N with up to 99"
+        )
     if kind == "host":
+        if wanted is not None:
+            raise RequestRejected("--gpu: with --device host there is none; leave one of the two out")
         return [None] * int(count or 1)
     found = choose_all(Nvml().gpus(), wanted)
     if not found and device == "cuda":
         raise RequestRejected("--device: there is no GPU here; salus doctor says more")
     return [*found] or [None]
+
+
+def _with_room(gpus: list[Gpu | None], reserve_bytes: int, *, named: bool) -> list[Gpu | None]:
+    """Not those that others have filled, unless they were asked for by name."""
+    if named:
+        return gpus
+    found = [gpu for gpu in gpus if _room(gpu, reserve_bytes) > 0]
+    for gpu in gpus:
+        if gpu is not None and gpu not in found:
+            typer.echo(f"salus: GPU {gpu.index} ({gpu.uuid}) is full; it is not shared", err=True)
+    if not found:
+        raise RequestRejected("every GPU here is full; end what runs there, or lower --reserve")
+    return found
 
 
 def _without_our_jobs(gpu: Gpu | None) -> Gpu | None:

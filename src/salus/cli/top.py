@@ -98,24 +98,28 @@ def _lanes(now: Look) -> Table:
 
 
 def _jobs(before: Look, now: Look) -> Table:
-    """Shares are of the time on the device since the look before."""
+    """Shares are of the time on the job's device since the look before."""
     earlier = before.used_s()
     gained = {row["id"]: max(0.0, row["gpu_time_s"] - earlier.get(row["id"], row["gpu_time_s"])) for row in now.jobs}
-    total = sum(gained.values())
+    total: dict[str, float] = {}
+    for row in now.jobs:
+        total[row["device"]] = total.get(row["device"], 0.0) + gained[row["id"]]
+    several = len(now.status["devices"]) > 1
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "id", "name", "user", "state", "lane"):
+    for column in ("", "id", "name", "user", "state", *(("gpu",) if several else ()), "lane"):
         table.add_column(column, no_wrap=True)
     for column in ("share", "iterations", "device time", "persistent", "ephemeral"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("why it waits")
     for row in now.jobs:
-        share = gained[row["id"]] / total if total else 0.0
+        share = gained[row["id"]] / total[row["device"]] if total[row["device"]] else 0.0
         table.add_row(
             MARKS.get(row["state"], " "),
             row["id"],
             row["name"],
             row["user"],
             row["state"],
+            *((device_name(row),) if several else ()),
             "" if row["lane"] is None else str(row["lane"]),
             f"{share:.0%}",
             f"{row['iterations']:,}",

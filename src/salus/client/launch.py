@@ -20,7 +20,7 @@ from salus.errors import RequestRejected, SalusError, ServiceUnavailable
 from salus.paths import socket_path, state_dir
 from salus.protocol import messages as msg
 
-HIDES_ALL = ("", "-1")
+HIDES_ALL = ("", "-1", "none", "NoDevFiles", "void")
 """Settings of CUDA_VISIBLE_DEVICES with which there is no GPU."""
 START_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 2.0
@@ -52,6 +52,9 @@ def _start_service(path: Path) -> Path:
         with log.open("ab") as output:
             command = [sys.executable, "-m", "salus", "serve", "--linger"]
             environment = {**os.environ, "SALUS_SOCKET": str(path)}
+            if environment.get("CUDA_VISIBLE_DEVICES") not in HIDES_ALL:
+                # What one job may see is not what the service may share.
+                environment.pop("CUDA_VISIBLE_DEVICES", None)
             subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=environment
             )
@@ -81,6 +84,7 @@ def environment_for(job: msg.Registered, base: Mapping[str, str]) -> dict[str, s
         "PYTHONPATH": os.pathsep.join([bootstrap, *others]),
         "SALUS_SOCKET": str(socket_path()),
         "SALUS_JOB": job.job_id,
+        **({} if job.gpu is None else {"SALUS_GPU": job.gpu}),
         "SALUS_TOKEN": job.token,
     }
 
@@ -93,7 +97,8 @@ def run(asked: msg.Register, *, announce: bool = False, unmanaged_if_none: bool 
         if not unmanaged_if_none:
             raise
         say(f"{error}; {asked.name} runs unmanaged")
-        return as_shell_status(_wait(_start(asked.command, dict(os.environ))))
+        placed = {} if asked.gpu is None else {"CUDA_VISIBLE_DEVICES": asked.gpu}
+        return as_shell_status(_wait(_start(asked.command, {**os.environ, **placed})))
     job: msg.Registered = connection.request(asked)
     connection.wait_for_ever()
     if announce:

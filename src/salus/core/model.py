@@ -63,6 +63,10 @@ class Footprint:
         )
 
 
+LIGHTEST, HEAVIEST = 1e-3, 1e3
+"""Weights."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """A job as it was asked for. What is not known is None, never a guess."""
@@ -84,8 +88,11 @@ class JobSpec:
     """The part of the GPU the job keeps busy when it runs alone, 0 to 1."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.weight < float("inf"):
-            raise ValueError(f"job {self.job_id}: weight is {self.weight}, it must be a number above 0")
+        if not LIGHTEST <= self.weight <= HEAVIEST:
+            # Beyond, what one job got would drown in the rounding of what another did.
+            raise ValueError(
+                f"job {self.job_id}: weight is {self.weight}, it must be a number from {LIGHTEST:g} to {HEAVIEST:g}"
+            )
         if self.length_s is not None and not 0 <= self.length_s < float("inf"):
             raise ValueError(f"job {self.job_id}: length is {self.length_s} s, it must be a number, 0 or more")
         if self.iterations is not None and self.iterations < 0:

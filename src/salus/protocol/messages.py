@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import json
 import types
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from salus.errors import SalusError
 
-VERSION = 1
+VERSION = 2
 MAX_PACKET_BYTES = 64 * 1024
+PACKET_HEAD_BYTES = 1024
+"""Of a packet with a list of rows: more than everything else in it."""
 MAX_DESCRIPTORS = 4
-JOBS_IN_A_PACKET = 40
-"""A list of jobs is sent in parts, so that no packet grows with their number."""
+MOST = 2**63 - 1
+"""No number in a message is larger; with one that no machine number holds, arithmetic fails far from here."""
 
 
 class ProtocolError(SalusError):
@@ -335,6 +338,8 @@ class _Schema:
                 raise ProtocolError(f"{name}: unknown field {key!r:.60}")
             # A bool is an int to Python, and not to us; an int will do for a float.
             right = type(value) in allowed or (type(value) is int and float in allowed)
+            if type(value) is int and not -MOST <= value <= MOST:
+                raise ProtocolError(f"{name}: field {key} is out of range")
             if not right or (
                 allowed == (list,) and self.message is Register and not all(type(v) is str for v in value)
             ):
@@ -343,6 +348,16 @@ class _Schema:
         if missing:
             raise ProtocolError(f"{name}: field {min(missing)} is missing")
         return self.message(**body)
+
+
+def fitting(rows: Sequence[dict[str, Any]]) -> int:
+    """How many of the first rows go in one packet: a list of jobs is sent in parts."""
+    left = MAX_PACKET_BYTES - PACKET_HEAD_BYTES
+    for count, row in enumerate(rows):
+        left -= len(json.dumps(row)) + 2
+        if left < 0:
+            return max(1, count)
+    return len(rows)
 
 
 def _schema(message: type) -> _Schema:

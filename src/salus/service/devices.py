@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from salus.core.model import GpuConfig
 from salus.errors import RequestRejected
@@ -52,15 +53,21 @@ def allowed(devices: Sequence[Device], names: str | None, visible: str | None) -
             if match is None:
                 raise RequestRejected(f"--gpu: this service has no GPU {name.strip():.60}; it shares: {there}")
             found.append(match)
+    found = sorted(set(found))
     if visible is None or devices[0].gpu is None:
         return found
-    shown = {_called(devices, name) for name in visible.split(",")}
-    left = [index for index in found if index in shown]
+    left = [index for index in found if any(devices[index].is_called(name) for name in _shown(visible))]
     if not left:
         raise RequestRejected(
             f"CUDA_VISIBLE_DEVICES is {visible:.60}, which hides what this service shares: {there}; unset it"
         )
     return left
+
+
+def _shown(setting: str) -> list[str]:
+    """As CUDA reads it: what follows an entry that is none is hidden. We do not know of GPUs that we do not share."""
+    names = [name.strip() for name in setting.split(",")]
+    return list(takewhile(lambda name: name.isdigit() or name.startswith(("GPU-", "MIG-")), names))
 
 
 def _called(devices: Sequence[Device], name: str) -> int | None:

@@ -92,7 +92,8 @@ def _visible(gpus: list[Gpu], setting: str | None) -> list[Gpu]:
         match = next((g for g in gpus if entry == str(g.index) or (entry and g.uuid.startswith(entry))), None)
         if match is None:
             break  # as CUDA does: what follows an entry that is none is hidden
-        shown.append(match)
+        if match not in shown:
+            shown.append(match)
     return shown
 
 

@@ -50,6 +50,7 @@ class LiveJob:
     """It was here before a restart of the service, and has not come back yet."""
     waited_for: int = 0
     """The process by which it would come back."""
+    launched_by: int = 0
     had_worker: bool = False
     may_return: bool = False
     """Its launcher came back and the process that used the device did not, or not yet."""

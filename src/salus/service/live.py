@@ -46,6 +46,8 @@ KEPT_ENDED = 1000
 CONTENTION_S = 0.01
 """How often lease holders are looked at, while somebody waits: one that sits between two iterations is told."""
 SITS = (JobState.STARTING, JobState.BETWEEN)
+SITS_S = 0.002
+"""One that is between two iterations is looked at again after this long."""
 QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
 AWAKE_S = 0.002
@@ -617,7 +619,8 @@ class Live:
         """For the placement of new jobs."""
         scheduler = self.scheduler
         left = [job.spec.length_s - job.attained_s for job in scheduler.jobs.values() if job.spec.length_s is not None]
-        work_s = sum(max(0.0, seconds) for seconds in left)
+        # One of unknown length counts as the others do on average.
+        work_s = sum(max(0.0, seconds) for seconds in left) * len(self.jobs) / max(1, len(left))
         capacity_bytes = scheduler.config.capacity_bytes
         return Room(capacity_bytes, scheduler.free_bytes, scheduler.queue_length, work_s, len(self.jobs))
 
@@ -683,7 +686,10 @@ class Live:
         """
         self._contention = None
         jobs = self.scheduler.jobs
+        # Somebody waits for a turn, or for memory that one who sits there could do without.
         contended = any(core.competing and core.lease is Lease.NONE for core in jobs.values())
+        contended = contended or any(core.ready for core in self.scheduler.queue)
+        again_s = CONTENTION_S if contended else None
         for job in self.holders.values():
             wanted = contended or jobs[job.job_id].lease is Lease.REVOKED
             if job.page is None or job.worker is None:
@@ -692,13 +698,19 @@ class Live:
             passed, job.passed = job.passed, words[Word.BOUNDARIES]
             if not wanted:
                 words[Word.CONTENDED] = 0
-            elif not words[Word.CONTENDED] and job.passed == passed and words[Word.STATE] in SITS:
+                continue
+            again_s = again_s or CONTENTION_S
+            if words[Word.CONTENDED] or words[Word.STATE] not in SITS:
+                continue
+            if job.passed == passed:
                 # It clears that itself when it is on its way again.
                 words[Word.CONTENDED] = 1
                 job.worker.send(msg.Look())
-        if contended:
+            else:
+                again_s = SITS_S
+        if again_s is not None:
             # Who has a lease changes with every switch, so look again as long as there is somebody who has none.
-            self._contention = self._loop.call_later(CONTENTION_S, self._tell_contention)
+            self._contention = self._loop.call_later(again_s, self._tell_contention)
 
     def _tell_queue(self) -> None:
         """Tells the launchers of waiting jobs why they wait, where that has changed."""
@@ -713,16 +725,20 @@ class Live:
                 job.last_queued = news
                 job.launcher.send(news)
 
+    def expected(self, asked: msg.Register) -> Footprint:
+        """What was declared, or else what the last run of the same command used."""
+        past = self._history.last(command_key(asked.command, asked.directory))
+        if asked.persistent_bytes is not None or asked.ephemeral_bytes is not None or past is None:
+            return Footprint(asked.persistent_bytes or 0, asked.ephemeral_bytes or 0)
+        return Footprint(past.persistent_bytes, past.ephemeral_bytes, past.internal_bytes)
+
     def spec(self, job: LiveJob) -> JobSpec:
         """What was declared; what was not, from the last run of the same command."""
         asked = job.asked
         past = self._history.last(job.key)
         declared = asked.persistent_bytes is not None or asked.ephemeral_bytes is not None
         job.measured = declared or past is not None
-        if declared or past is None:
-            footprint = Footprint(asked.persistent_bytes or 0, asked.ephemeral_bytes or 0)
-        else:
-            footprint = Footprint(past.persistent_bytes, past.ephemeral_bytes, past.internal_bytes)
+        footprint = self.expected(asked)
         iterations, length_s = asked.iterations, asked.duration_s
         if past is not None and length_s is None:
             share = iterations / past.iterations if iterations is not None else 1.0

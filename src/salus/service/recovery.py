@@ -46,6 +46,7 @@ class Recovery:
             key = command_key(saved.asked.command, saved.asked.directory)
             job = LiveJob(saved.job_id, saved.token, saved.uid, saved.asked, key, saved.submitted_at, None, live)
             job.returning, job.waited_for, job.had_worker = True, saved.worker or saved.launcher, saved.worker > 0
+            job.launched_by = saved.launcher
             live.jobs[job.job_id] = job
         if live.jobs:
             log.info("waits for %d jobs from before to come back", len(live.jobs))
@@ -106,7 +107,9 @@ class Recovery:
         missing = [
             job
             for job in live.jobs.values()
-            if job.returning and (job.had_worker or job.launcher is None) and is_alive(job.waited_for)
+            if job.returning
+            # The process that used the device, and the launcher: either may have ended meanwhile without the other.
+            and ((job.had_worker and is_alive(job.waited_for)) or (job.launcher is None and is_alive(job.launched_by)))
         ]
         if missing and self._loop.time() < self._ends_at:
             self._waiting = self._loop.call_later(RECOVERY_TICK_S, self._look_who_is_missing)

@@ -262,7 +262,7 @@ class Server:
     def _place(self, asked: msg.Register) -> Live:
         """The device a new job goes to: one it names, else one with room, else the one with the least to do."""
         may = allowed(self._options.devices, asked.gpu, asked.visible)
-        needs_bytes = (asked.persistent_bytes or 0) + (asked.ephemeral_bytes or 0)
+        needs_bytes = self._lives[0].expected(asked).total_bytes
         return self._lives[choose(needs_bytes, {index: self._lives[index].room() for index in may})]
 
     def _on_attach(self, connection: Connection, message: msg.Attach) -> None:
@@ -313,9 +313,12 @@ class Server:
         if len(self._lives) > 1:
             jobs.sort(key=lambda job: (job.finished_at is None, int(job.job_id)))
         rows = [job.live.describe(job) for job in jobs if self._may_see(connection, job)]
-        for begin in range(0, max(1, len(rows)), msg.JOBS_IN_A_PACKET):
-            part = rows[begin : begin + msg.JOBS_IN_A_PACKET]
-            connection.send(msg.Jobs(part, more=begin + msg.JOBS_IN_A_PACKET < len(rows)))
+        while True:
+            count = msg.fitting(rows)
+            connection.send(msg.Jobs(rows[:count], more=count < len(rows)))
+            rows = rows[count:]
+            if not rows:
+                return
 
     def _on_get_status(self, connection: Connection, message: msg.GetStatus) -> None:
         found = []

@@ -17,6 +17,9 @@ PAGED = {
     "paged_in_bytes": Word.CAME_BYTES,
     "paged_in_ns": Word.CAME_NS,
 }
+MOST_DEVICES = 64
+MOST_LETTERS = 200
+"""Of a name or a command, as it is shown."""
 MOST_LANES = 64
 """In one answer, which is one packet."""
 
@@ -26,7 +29,7 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
     why = scheduler.explain(job.job_id) if core is not None else None
     row: dict[str, Any] = {
         "id": job.job_id,
-        "name": job.asked.name,
+        "name": job.asked.name[:MOST_LETTERS],
         "user": _user_name(job.uid),
         "state": _state(job, core),
         "wait_reason": _reason(job, core, why),
@@ -43,7 +46,7 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
         "started_at": job.started_at,
         "finished_at": job.finished_at,
         "exit_code": job.exit_code,
-        "command": " ".join(job.asked.command)[:200],
+        "command": " ".join(job.asked.command)[:MOST_LETTERS],
         "log": job.asked.log,
         "pid": job.worker.pid if job.worker is not None else None,
     }
@@ -60,10 +63,11 @@ def together(devices: list[dict[str, Any]]) -> dict[str, Any]:
             "lane_chunks", "lane_chunk_bytes",
         )
     }  # fmt: skip
-    lanes = [{"gpu": one["gpu"], "device": one["device"], **lane} for one in devices for lane in one["lanes"]]
+    part = max(1, MOST_LANES // len(devices))
+    lanes = [{"gpu": one["gpu"], "device": one["device"], **lane} for one in devices for lane in one["lanes"][:part]]
     broken = next((one["journal_broken"] for one in devices if one["journal_broken"]), None)
     each = [{key: value for key, value in one.items() if key != "lanes"} for one in devices]
-    return {**first, **summed, "journal_broken": broken, "lanes": lanes[:MOST_LANES], "devices": each}
+    return {**first, **summed, "journal_broken": broken, "lanes": lanes[:MOST_LANES], "devices": each[:MOST_DEVICES]}
 
 
 def footprint_of(scheduler: Scheduler, job: LiveJob) -> dict[str, int]:
