@@ -41,8 +41,9 @@ OVERTAKEN_LIMIT = 64
 """A job that was overtaken this often is not overtaken again by jobs that hold no memory yet."""
 STAYS_S = 5.0
 """A job that could not be paged out is not tried again for this long."""
-COMING_S = 5.0
-"""For a job that is on its way in, one that runs is kept on the GPU for this long at the most."""
+COMING_S = 1.0
+"""For a job that is on its way in, one that runs is kept on the GPU for this long at the most. More than the patience
+of a policy would make newcomers leave again as soon as they are in."""
 DISPLACE_TRIES = 2
 """For how many jobs that do not fit a displacement is planned, at the most, each time."""
 
