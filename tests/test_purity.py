@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "adaptors": {"adaptors", "client", "errors"},
     "service": {"service", "protocol", "core", "errors", "paths", "plugins", "salus"},
     "simulate": {"simulate", "core", "errors", "units"},
-    "bench": {"bench", "simulate", "service", "client", "protocol", "core", "errors", "salus"},
+    "bench": {"bench", "simulate", "service", "client", "protocol", "core", "errors", "units", "plugins", "salus"},
     "cli": {
         "cli",
         "bench",
