@@ -706,7 +706,8 @@ class Live:
                 # It clears that itself when it is on its way again.
                 words[Word.CONTENDED] = 1
                 job.worker.send(msg.Look())
-            else:
+            elif job.link is not None or jobs[job.job_id].lease is not Lease.REVOKED:
+                # (Without an arena, one whose lease is revoked has given it up at its boundary already.)
                 again_s = SITS_S
         if again_s is not None:
             # Who has a lease changes with every switch, so look again as long as there is somebody who has none.
