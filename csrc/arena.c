@@ -647,6 +647,7 @@ int salus_arena_scrub(void) {
 
 int come_back_alone(void) {
     int status;
+    leave_now();
     for (unsigned slot = arena.top; slot-- > 0;)
         if (!arena.slots[slot].alone)
             give_up(slot);

@@ -83,7 +83,7 @@ static int make_home(struct home *home, uint64_t size) {
 static int destroy_home(const struct home *home, uint64_t size) {
     struct segment gone;
     if (CALL(unmap, home->at, size))
-        return -1; /* it is kept for the next time, or until the end */
+        return -1;
     let_go(home->handle);
     (void)take_out(&arena.homes, home->at - arena.home_base, &gone);
     arena.home_bytes -= size;
@@ -99,8 +99,11 @@ void free_home(struct home *home, uint64_t size) {
     if (kept) {
         kept->spare = 1;
         arena.spare_bytes += size;
-    } else if (destroy_home(home, size))
-        return;
+    } else if (destroy_home(home, size) && (kept = at_offset(&arena.homes, home->at - arena.home_base))) {
+        /* It could not be unmapped: that is tried again with the spare ones. */
+        kept->spare = 1;
+        arena.spare_bytes += size;
+    }
     *home = (struct home){0, 0};
 }
 
@@ -473,6 +476,7 @@ void order_paging(int kind, int flag) {
         /* One that is suspended already, and had no lease since, stays so. */
         arena.suspended |= flag;
     } else if (kind == PAGE_IN) {
+        arena.suspends = 0;
         arena.keep_homes = flag;
         if (!flag)
             free_spares(UINT64_MAX);
@@ -527,6 +531,7 @@ static int finished(void) {
     case PAGE_OUT:
         if (arena.suspended && leave_the_rest())
             return BUSY;
+        arena.suspends = 0; /* it has: from here on it counts as paged out in mid-iteration */
         break;
     case PAGE_IN:
         if (arena.reverts && arena.suspends) {
@@ -541,6 +546,8 @@ static int finished(void) {
             return BUSY;
         arena.suspended = arena.away = 0;
         arena.moving = 0;
+        if (!arena.keep_homes)
+            free_unused_homes();
         if (arena.reverts)
             answer(PAGE_OUT, 0);
         else
@@ -548,7 +555,7 @@ static int finished(void) {
         return DONE;
     }
     arena.moving = 0;
-    if (arena.reverts && !arena.keep_homes)
+    if (kind == PAGE_IN && !arena.keep_homes)
         free_unused_homes();
     answer(arena.reverts ? PAGE_OUT : kind, !arena.reverts);
     return DONE;

@@ -473,3 +473,66 @@ def test_one_that_leaves_its_lane_and_goes_to_the_host_does_both_and_says_both(f
     assert holds(mine, 4 * MIB, 3)
     arena.close()
     played.close()
+
+
+def test_host_memory_that_could_not_be_unmapped_is_tried_again():
+    before = descriptors()
+    arena, played = opened()
+    mine = arena.alloc("private", 4 * MIB)
+    played.send(Record(Kind.PAGE_OUT))
+    page(arena)
+    arena.fail_at(2)  # the first is the segment's, the second its home's
+    arena.free("private", mine, 4 * MIB)
+    arena.fail_at(0)
+    played.send(Record(Kind.PAGE_IN))
+    page(arena)
+    played.hear()
+    assert played.page.words[Word.HOME_BYTES] == 0
+    arena.close()
+    played.close()
+    assert descriptors() <= before
+
+
+def test_one_that_is_back_on_the_device_and_has_no_lease_still_counts_as_out_in_mid_iteration():
+    arena, played = opened((4 * MIB, 8 * MIB))
+    arena.alloc("private", 4 * MIB)
+    work = arena.alloc("lane", 4 * MIB)
+    left: list[bool] = []
+    waits = threading.Thread(target=lambda: left.append(arena.yield_([(work, 4 * MIB)])))
+    waits.start()
+    assert slots.unpack(played.ours.recv(1 << 16))[0].kind == Kind.WANT
+    played.send(Record(Kind.PAGE_OUT, 0, 1))
+    assert kinds(slots.unpack(played.ours.recv(1 << 16))) == [(Kind.PAGED, Kind.PAGE_OUT, 1)]
+    played.ours.close()
+    waits.join(5)
+    assert left == [False] and arena.where() == (True, True)
+    again = Played()
+    arena.reconnect(again.page.address(), os.dup(again.theirs.fileno()), holds=False)
+    played.theirs.detach()  # the arena closed it
+    again.send(Record(Kind.PAGE_IN))
+    arena._c.salus_arena_listen()
+    # If the service dies now as well, others may run in the lane that this one had.
+    assert arena.where() == (True, True)
+    page(arena)
+    again.hear()
+    arena.close()
+    played.close()
+    again.close()
+
+
+def test_one_that_was_to_leave_its_lane_when_the_service_went_leaves_it_before_it_goes_alone():
+    arena, played = opened()
+    arena.alloc("private", 2 * MIB)
+    work = arena.alloc("lane", 2 * MIB)
+    arena.yield_([])
+    played.hear()
+    played.send(Record(Kind.NEW_LANE, 0, 0, 7))
+    played.send(Record(Kind.PAGE_OUT))
+    arena._c.salus_arena_listen()
+    played.ours.close()
+    assert arena.detach()
+    write(work, 2 * MIB, 5)
+    arena.resume()
+    assert holds(work, 2 * MIB, 5), "what it got then is its own"
+    arena.close()
+    played.close()

@@ -645,7 +645,9 @@ class Live:
             internal = max(0, used - private - words[Word.MADE_BYTES])
             # The two do not show the same moment, and while a job is switched or paged gigabytes lie in between.
             steady = job.has_again(internal, NOTABLE_BYTES)
-            settled = core.phase is Phase.RESIDENT and core.wanted is None and steady
+            # Of one that is back and waits for a lease, part of what is out is the lane's.
+            suspended = job.link is not None and job.link.suspended
+            settled = core.phase is Phase.RESIDENT and core.wanted is None and steady and not suspended
             if settled and abs(internal - core.footprint.internal_bytes) >= NOTABLE_BYTES:
                 self.handle(ev.FootprintChanged(job.job_id, replace(core.footprint, internal_bytes=internal)))
         others = max(0, used_bytes - ours)
