@@ -131,8 +131,8 @@ class Pager:
             self._live.handle(ev.PageOutFinished(job.job_id) if done else ev.PageOutFailed(job.job_id))
             # One that stepped aside to grow, and never asked for a lease, still waits for its memory.
             self._live.wanted(job)
-        elif done:
-            # Too late: it was given up on.
+        elif done and core.phase in (Phase.RESIDENT, Phase.PARKED):
+            # Too late: it was given up on. (One that is out by now has been told so twice, and answers twice.)
             self.page_in(job)
 
     def _page_in_again(self, job: LiveJob, order: int) -> None:
