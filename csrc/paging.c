@@ -634,15 +634,26 @@ int salus_arena_page(uint64_t most) {
     return status;
 }
 
+/* -1, 0 if it has one, or 1. It takes long, and others may wait for the lane. */
+static int prepare_home(struct home *home, uint64_t size) {
+    if (home->at)
+        return 0;
+    leave_now();
+    flush();
+    return make_home(home, size) ? -1 : 1;
+}
+
 int salus_arena_prepare(void) {
     int more = 0;
     ENTER;
-    for (size_t i = 0; arena.device && !more && i < arena.private.count; i++)
-        if (!arena.private.all[i].home.at)
-            more = make_home(&arena.private.all[i].home, arena.private.all[i].size) ? -1 : 1;
-    for (unsigned slot = 0; arena.device && !more && slot < arena.top; slot++)
-        if (arena.slots[slot].state == PRIVATE && !arena.slots[slot].home.at)
-            more = make_home(&arena.slots[slot].home, salus_slot_size(slot)) ? -1 : 1;
+    /* What comes in needs none. */
+    if (arena.device && (!arena.moving || arena.moving == PAGE_OUT)) {
+        for (size_t i = 0; !more && i < arena.private.count; i++)
+            more = prepare_home(&arena.private.all[i].home, arena.private.all[i].size);
+        for (unsigned slot = 0; !more && slot < arena.top; slot++)
+            if (arena.slots[slot].state == PRIVATE)
+                more = prepare_home(&arena.slots[slot].home, salus_slot_size(slot));
+    }
     if (more > 0)
         tell_page();
     LEAVE;

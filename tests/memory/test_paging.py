@@ -533,3 +533,21 @@ def test_one_that_was_to_leave_its_lane_when_the_service_went_leaves_it_before_i
     assert holds(work, 2 * MIB, 5), "what it got then is its own"
     arena.close()
     played.close()
+
+
+def test_a_page_in_that_is_tried_again_makes_no_host_memory():
+    arena, played = opened()
+    for _ in range(3):
+        arena.alloc("private", 64 * MIB)
+    played.send(Record(Kind.PAGE_OUT))
+    page(arena)
+    arena.fail_at(16)  # part of it is in by then
+    played.send(Record(Kind.PAGE_IN))
+    page(arena)
+    arena.fail_at(0)
+    played.send(Record(Kind.PAGE_IN))
+    page(arena)
+    assert played.page.words[Word.OUT_BYTES] == played.page.words[Word.HOME_BYTES] == 0
+    played.hear()
+    arena.close()
+    played.close()

@@ -370,9 +370,11 @@ class Link:
                 self._own.discard(record.slot)
                 self._has.pop(record.slot, None)
             case Kind.LEFT:
-                lane_id = self._moves.pop(record.b, None)
-                if lane_id is not None and lane_id not in self._moves.values():
-                    self._lanes.left(lane_id, self.job_id)
+                # Whoever answers the last of several has left those before it too.
+                left = [self._moves.pop(number) for number in sorted(self._moves) if number <= record.b]
+                for lane_id in dict.fromkeys(left):
+                    if lane_id not in self._moves.values():
+                        self._lanes.left(lane_id, self.job_id)
             case Kind.OWN:
                 self._own.add(record.slot)
             case Kind.PAGED:
