@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -65,22 +64,6 @@ class Measured:
     job: DemoJob
     iterations: int
     iteration_s: float
-
-
-def torch_version() -> str:
-    return version("torch")
-
-
-def check_can_run(device: str) -> str:
-    """The device to run on; before the work rather than after it."""
-    code = "import torch; print(torch.cuda.is_available())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if found.returncode:
-        raise RequestRejected(f"the jobs train with PyTorch, which {sys.executable} does not have: pip install torch")
-    has_gpu = found.stdout.strip() == "True"
-    if device == "cuda" and not has_gpu:
-        raise RequestRejected("--device: PyTorch finds no GPU here; leave the option out to run on the CPU")
-    return ("cuda" if has_gpu else "cpu") if device == "auto" else device
 
 
 def calibrate(device: str, scale: float, progress: Progress) -> list[Measured]:

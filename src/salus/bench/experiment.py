@@ -55,6 +55,11 @@ class Settings:
         """What a job on the processor says it needs of a lane: there is one for all. A GPU's jobs are measured."""
         return "3GiB" if self.device == "cpu" else None
 
+    @property
+    def whole_lane(self) -> str:
+        """Declared by jobs that are to take turns and not to run side by side."""
+        return self.lane or "60GiB"
+
 
 @dataclass(frozen=True)
 class Job:

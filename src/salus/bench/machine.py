@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
+import sys
 from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import salus
+from salus.errors import RequestRejected
 
 
 def describe() -> dict[str, Any]:
@@ -34,3 +38,19 @@ def write(path: Path, benchmark: str, result: dict[str, Any]) -> None:
     text = json.dumps({"benchmark": benchmark, "date": date, "machine": describe(), **result}, indent=2)
     path.write_text(text + "\n")
     print(f"wrote {path}")
+
+
+def torch_version() -> str:
+    return version("torch")
+
+
+def device_to_run_on(device: str) -> str:
+    """The device to run on; before the work rather than after it."""
+    code = "import torch; print(torch.cuda.is_available())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise RequestRejected(f"the jobs train with PyTorch, which {sys.executable} does not have: pip install torch")
+    has_gpu = found.stdout.strip() == "True"
+    if device == "cuda" and not has_gpu:
+        raise RequestRejected("--device: PyTorch finds no GPU here; leave the option out to run on the CPU")
+    return ("cuda" if has_gpu else "cpu") if device == "auto" else device

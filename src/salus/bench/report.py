@@ -5,25 +5,16 @@ For each experiment: what the paper found, what was measured here, on what machi
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from salus.bench.experiments import EXPERIMENTS, find
 from salus.errors import RequestRejected
 
 Verdict = tuple[str, str, str, bool]
 
-EXPERIMENTS: dict[str, tuple[str, str, str, str]] = {
-    "overhead": ("overhead", "run", "verdicts", "draw"),
-    "fairness": ("fairness", "run", "verdicts", "draw"),
-    "jct": ("jct", "run", "verdicts", "draw"),
-    "preemption": ("preemption", "run", "verdicts", "draw"),
-    "pair": ("packed", "run_pair", "verdicts_pair", "draw"),
-    "tuning": ("packed", "run_tuning", "verdicts_tuning", "draw"),
-}
-"""By name: the file, and in it what does the experiment, what judges it and what draws it."""
 PAPER = {
     "overhead": "1.003 to 1.08 times the time of an iteration for most models, 1.8 for two small ones.",
     "fairness": "Three equal jobs, started 15 s apart: each gets half, then a third; the total stays flat.",
@@ -39,12 +30,6 @@ HEAD = """# Evaluation
 Made by `salus bench report` from the files in `benchmarks/results/`; what is not there was not measured. How the
 experiments are done is told in [experiments.md](experiments.md).
 """
-
-
-def find(name: str) -> tuple[Any, str, str, str]:
-    """The module of an experiment, and the names of its three parts."""
-    file, run, judge, draw = EXPERIMENTS[name]
-    return importlib.import_module(f"salus.bench.experiments.{file}"), run, judge, draw
 
 
 def write(results: Path, out: Path) -> None:

@@ -16,8 +16,8 @@ from salus.bench import machine
 from salus.bench import report as report_bench
 from salus.bench import sharing as sharing_bench
 from salus.bench import switch as switch_bench
-from salus.bench.demo import check_can_run, torch_version
 from salus.bench.experiment import Settings, Steps
+from salus.bench.experiments import find
 from salus.cli.console import make_console
 from salus.cli.options import parsed
 from salus.errors import RequestRejected
@@ -212,8 +212,8 @@ def _experiment(
         parsed("--capacity", parse_bytes, capacity)
     if plot is not None:
         check_can_plot(plot)
-    module, run, judge, draw = report_bench.find(name)
-    settings = Settings(check_can_run(device), scale, jobs, capacity)
+    module, run, judge, draw = find(name)
+    settings = Settings(machine.device_to_run_on(device), scale, jobs, capacity)
     # What is done is kept beside the result, so that an interrupted run can be resumed.
     kept = None if out is None else out.with_name(out.name + ".partial")
     steps = Steps(kept, {"experiment": name, **asdict(settings)})
@@ -226,7 +226,7 @@ def _experiment(
         getattr(module, draw)(result, plot)
         typer.echo(f"wrote {plot}")
     if out is not None:
-        versions = {"torch": torch_version()}
+        versions = {"torch": machine.torch_version()}
         machine.write(out, name, {**asdict(settings), **versions, "result": result, "raw": steps.raw()})
         steps.forget()
 

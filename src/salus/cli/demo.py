@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from salus.bench import demo as jobs_of_demo
+from salus.bench import machine
 from salus.cli.console import make_console
 from salus.errors import RequestRejected
 from salus.simulate import report
@@ -35,7 +36,7 @@ def demo(
     if device not in ("auto", "cuda", "cpu"):
         raise RequestRejected(f"--device: {device!r} is not understood; expected auto, cuda or cpu")
     folder.mkdir(parents=True, exist_ok=True)
-    device = jobs_of_demo.check_can_run(device)
+    device = machine.device_to_run_on(device)
     outcomes: dict[str, Outcome] = {}
     summaries: dict[str, Summary] = {}
     digests: set[tuple[str, ...]] = set()

@@ -13,8 +13,6 @@ from salus.bench.experiment import Job, Ran, Say, Settings, Steps, at_once, chec
 
 WEIGHTS = {"equal": (1, 1, 1), "weights 1:2:4": (1, 2, 4)}
 STAGE_S = 12.0
-WHOLE_LANE = "60GiB"
-"""Declared, so that they take turns and do not run side by side."""
 SETTLED = 0.25
 """The first part of a stage, in which a job joins, does not count."""
 TARGETS = {"equal": 0.02, "weights 1:2:4": 0.03, "total": 0.02}
@@ -34,7 +32,7 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
                 number * stage_s,
                 (len(weights) - number) * stage_s,
                 weight=weight,
-                ephemeral=settings.lane or WHOLE_LANE,
+                ephemeral=settings.whole_lane,
             )
             for number, weight in enumerate(weights)
         ]

@@ -15,8 +15,6 @@ from salus.bench.experiment import Job, Ran, Say, Settings, Steps, at_once, chec
 COUNT = 6
 LONGEST_S = 24.0
 GAP_S = 1.5
-WHOLE_LANE = "60GiB"
-"""Declared, so that they take turns and do not run side by side."""
 
 
 def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
@@ -30,7 +28,7 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
         jobs.append(
             Job(
                 f"job {number + 1}", model, batch, iterations, number * GAP_S * settings.scale,
-                alone_s=iterations * alone.iteration_s, ephemeral=settings.lane or WHOLE_LANE,
+                alone_s=iterations * alone.iteration_s, ephemeral=settings.whole_lane,
             )
         )  # fmt: skip
     ran = steps.runs("srtf", lambda: at_once(jobs, settings.device, say, settings.service("srtf")))
