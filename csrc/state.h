@@ -4,6 +4,7 @@
  * arena.c    segments, slots and what backs them; the way in and out
  * channel.c  packets to and from the service; the wait for memory
  * paging.c   to the host and back
+ * homes.c    the host memory for that
  * threads.c  what the other threads of the process are at
  * python.c   and those of Python
  */
@@ -142,6 +143,8 @@ uint64_t work_of_others(void);
 int page_in_all(void);
 void order_paging(int kind, int flag);
 void undo_paging(void);
+/* None is made where there is one. */
+int make_home(struct home *home, uint64_t size);
 void free_home(struct home *home, uint64_t size);
 void free_spares(uint64_t least);
 
