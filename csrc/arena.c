@@ -457,6 +457,7 @@ static void *lane_alloc(uint64_t size) {
     } while (offset != planned);
     if (!insert(&arena.lane, offset, size))
         return NULL;
+    arena.lane_changes++;
     for (unsigned slot = first; slot <= last; slot++)
         if (arena.slots[slot].state == EMPTY && back_with_new(slot)) {
             struct segment gone;
@@ -515,9 +516,13 @@ void salus_lane_free(void *pointer, size_t size, int device, void *stream) {
     (void)size, (void)device, (void)stream;
     ENTER;
     /* The chunks stay: they are the lane's. */
-    if (arena.device)
-        (void)take_out(&arena.lane, (uint64_t)pointer - arena.lane_base, &found);
+    if (arena.device && !take_out(&arena.lane, (uint64_t)pointer - arena.lane_base, &found))
+        arena.lane_changes++;
     LEAVE;
+}
+
+uint64_t salus_arena_lane_changes(void) {
+    return arena.lane_changes;
 }
 
 /* Around a lease. */

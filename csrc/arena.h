@@ -82,6 +82,8 @@ EXPORTED int salus_arena_where(void);
 /* The service was started again: a new page and a new channel. Whoever does not hold the lease of its lane keeps nothing of
  * the lane mapped; whoever does hands all of it over at its next boundary. */
 EXPORTED int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds);
+/* How often a segment of the lane was made or freed. */
+EXPORTED uint64_t salus_arena_lane_changes(void);
 /* Before a lease is given up. The ranges (address, size, ...), by address, hold live data: what backs them becomes private.
  * The device may still be at work. 0, -1 if the lease cannot be given up, or 1: `settle` has something to do. */
 EXPORTED int salus_arena_yield(const uint64_t *ranges, size_t count);

@@ -66,6 +66,7 @@ struct arena {
     uint64_t reserved, private_base, lane_base;
     uint64_t home_base, stage_base; /* where homes are mapped, and chunks on their way back */
     struct segments private, lane, homes;
+    uint64_t lane_changes;
     struct slot *slots;
     unsigned slot_count;
     unsigned top; /* one past the last slot that is backed */

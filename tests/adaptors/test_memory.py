@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import array
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from salus.adaptors.torch_memory import gpu_uuid, live_blocks  # noqa: E402
+from salus.adaptors.torch_memory import Known, Live, gpu_uuid  # noqa: E402
+
+MIB = 1 << 20
 
 
 def segment(address: int, *blocks: tuple[str, int]) -> dict:
     active = sum(size for state, size in blocks if state != "inactive")
     listed = [{"state": state, "size": size} for state, size in blocks]
-    return {"address": address, "active_size": active, "blocks": listed}
+    total = sum(size for _, size in blocks)
+    return {"address": address, "active_size": active, "total_size": total, "blocks": listed}
 
 
 def test_what_is_in_use_is_found_with_its_address():
@@ -20,11 +25,77 @@ def test_what_is_in_use_is_found_with_its_address():
         segment(1000, ("inactive", 100), ("active_allocated", 50), ("inactive", 10), ("active_allocated", 5)),
         segment(5000, ("inactive", 900)),
     ]
-    assert live_blocks(snapshot) == ({1100: 50, 1160: 5}, False)
+    assert Live.of(snapshot) == ({1100: 50, 1160: 5}, False, True)
 
 
 def test_a_block_that_waits_for_another_stream_is_in_use_and_said_so():
-    assert live_blocks([segment(0, ("active_pending_free", 8))]) == ({0: 8}, True)
+    assert Live.of([segment(0, ("active_pending_free", 8))]) == ({0: 8}, True, True)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "sealed"),
+    [
+        ((("active_allocated", MIB), ("inactive", MIB)), True),
+        ((("active_allocated", MIB), ("inactive", 19 * MIB)), False),
+        ((("inactive", 19 * MIB), ("active_allocated", MIB)), True),
+        ((("active_allocated", MIB), ("inactive", 18 * MIB), ("active_allocated", MIB)), False),
+    ],
+)
+def test_a_block_that_could_be_longer_next_time_is_not_known_by_its_address_alone(blocks, sealed):
+    live = Live.of([segment(0, *blocks)])
+    assert live.sealed == sealed
+    known = Known()
+    known.find(1, lambda _: True)
+    known.add(live, array.array("Q"))
+    assert (known.find(1, lambda _: True) is not None) == sealed
+
+
+class Pool:
+    """Says what torch would; counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.alive: set[int] = set()
+        self.asked = 0
+
+    def lives(self, addresses: set[int]) -> bool:
+        self.asked += 1
+        return addresses == self.alive
+
+    def live(self) -> Live:
+        return Live(dict.fromkeys(self.alive, 8), False, True)
+
+
+def test_a_set_that_was_seen_before_is_found_again_without_a_snapshot():
+    known, pool = Known(), Pool()
+    for alive in ({1}, {2}, {1}, {2}, {1, 2}):
+        pool.alive = alive
+        if known.find(7, pool.lives) is None:
+            known.add(pool.live(), array.array("Q", sorted(alive)))
+    pool.alive = {1}
+    assert list(known.find(7, pool.lives) or []) == [1]
+    pool.asked = 0
+    assert known.find(7, pool.lives) is not None and pool.asked == 1, "what was found last is asked for first"
+    pool.alive = {3}
+    assert known.find(7, pool.lives) is None
+
+
+def test_what_was_known_is_forgotten_when_the_segments_change_and_pending_is_never_known():
+    known, pool = Known(), Pool()
+    assert known.find(1, pool.lives) is None
+    known.add(pool.live(), array.array("Q"))
+    assert known.find(1, pool.lives) is not None
+    assert known.find(2, pool.lives) is None and known.find(1, pool.lives) is None
+    known.add(Live({}, True, True), array.array("Q"))
+    assert known.find(1, pool.lives) is None
+
+
+def test_few_sets_are_kept():
+    known, pool = Known(), Pool()
+    known.find(1, pool.lives)
+    for number in range(10):
+        known.add(Live({number: 8}, False, True), array.array("Q"))
+    pool.alive, pool.asked = {0}, 0
+    assert known.find(1, pool.lives) is None and pool.asked == Known.MOST
 
 
 def test_a_gpu_is_known_by_its_uuid_however_torch_writes_it():

@@ -250,7 +250,8 @@ def take_turns(jobs: list[subprocess.Popen[str]]) -> None:
 
 def hand_overs(traces: list[list[list[Any]]]) -> dict[str, float] | None:
     """From the moment one job's GPU was idle to the moment it was another's."""
-    moments = sorted((at, what, job) for job, trace in enumerate(traces) for what, at in trace)
+    marks = ("idle", "ours")
+    moments = sorted((at, what, job) for job, trace in enumerate(traces) for what, at in trace if what in marks)
     gaps = [
         (after[0] - before[0]) / 1000
         for before, after in pairwise(moments)

@@ -10,7 +10,7 @@ import ctypes
 import itertools
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from salus.errors import SalusError
@@ -30,6 +30,11 @@ _WHY = {
     -10: "it is open already",
     -12: "no addresses could be reserved",
 }
+
+
+def ranges(live: Iterable[tuple[int, int]]) -> array.array[int]:
+    """Addresses and sizes, for `yield_`."""
+    return array.array("Q", itertools.chain.from_iterable(sorted(live)))
 
 
 def _pointer(numbers: array.array[int]) -> int:
@@ -63,6 +68,7 @@ class Arena:
         self._c.salus_arena_reconnect.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._c.salus_arena_trust.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
         self._c.salus_arena_trust.restype = None
+        self._c.salus_arena_lane_changes.restype = ctypes.c_uint64
         self._c.salus_arena_yield.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
     def open(self, device: str, ordinal: int, page_address: int, channel: int) -> None:
@@ -98,13 +104,17 @@ class Arena:
         """After a grant. False: the lane's memory could not be had, and the job must not run."""
         return bool(self._c.salus_arena_resume(int(poison)) == 0)
 
-    def yield_(self, live: Sequence[tuple[int, int]], wait: Callable[[], None] = lambda: None) -> bool:
+    def segments(self) -> int:
+        """Changes whenever the lane's segments do."""
+        return int(self._c.salus_arena_lane_changes())
+
+    def yield_(self, live: array.array[int] | Iterable[tuple[int, int]], wait: Callable[[], None] = lambda: None) -> bool:
         """Before a lease is given up; `live` are addresses and sizes. False: it cannot be given up now.
 
         `wait` waits for the device, which may still be at work; most of what is to be done is done meanwhile.
         """
-        flat = array.array("Q", itertools.chain.from_iterable(sorted(live)))
-        status = self._c.salus_arena_yield(_pointer(flat), len(live))
+        flat = live if isinstance(live, array.array) else ranges(live)
+        status = self._c.salus_arena_yield(_pointer(flat), len(flat) // 2)
         wait()
         if status == 1:
             self._c.salus_arena_settle()
