@@ -650,6 +650,20 @@ int salus_arena_scrub(void) {
     return status;
 }
 
+int salus_arena_pass(volatile uint64_t *word, uint64_t ticket, int wants_more) {
+    int passed;
+    ENTER;
+    passed = arena.device && !arena.lost && !arena.moving && !arena.suspended && !arena.out_count &&
+             arena.page[PASS] == ticket && arena.page[PASS_SENT] == arena.sent && !arena.page[WAITING_FOR_MEMORY];
+    if (passed) {
+        arena.page[PASSED] = 2 * ticket + (wants_more != 0);
+        /* In this order: whoever sees the other job run can see here why. */
+        __atomic_store_n(word, 2 * ticket + 1, __ATOMIC_RELEASE);
+    }
+    LEAVE;
+    return passed;
+}
+
 int come_back_alone(void) {
     int status;
     leave_now();

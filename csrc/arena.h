@@ -64,6 +64,9 @@ enum {
     WENT_NS = 25,
     CAME_BYTES = 26,
     CAME_NS = 27,
+    PASS = 28,
+    PASS_SENT = 29,
+    PASSED = 31,
 };
 
 EXPORTED int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, int channel, uint64_t reserve);
@@ -91,6 +94,9 @@ EXPORTED int salus_arena_yield(const uint64_t *ranges, size_t count);
 EXPORTED int salus_arena_settle(void);
 /* And if the service says so, clears what it leaves in the lane. -1 if that cannot be done: the lease must be kept. */
 EXPORTED int salus_arena_scrub(void);
+/* Then the lease may go straight to the job that the service named for it, by the word that this one looks at. Not if the
+ * lane is not what it was when the service named it, or if memory is waited for. 1: it is the other job's now. */
+EXPORTED int salus_arena_pass(volatile uint64_t *word, uint64_t ticket, int wants_more);
 /* The service is gone and this job holds no lease: gives the lane up and backs its segments with memory of its own. */
 EXPORTED int salus_arena_detach(void);
 /* The service does not come back: nobody is waited for any more. */

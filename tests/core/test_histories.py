@@ -20,8 +20,8 @@ POLICIES = [*sorted(CLASSES), "fair:by=memory", "srtf:fill=off"]
 
 # Long histories of many jobs: the interesting states need several jobs that get in each other's way.
 EVERYTHING = (
-    "arrive arrive arrive arrive ready ready idle run run run run run answer answer answer fails stuck timer wait "
-    "leave want want measure utilize policy"
+    "arrive arrive arrive arrive ready ready idle run run run run run yields yields answer answer answer fails stuck "
+    "timer wait leave want want measure utilize policy"
 ).split()
 WITHIN_FOOTPRINTS = [what for what in EVERYTHING if what not in ("want", "measure")]
 NEEDS = st.tuples(st.integers(0, 12), st.integers(0, 14), st.integers(0, 2))
@@ -67,6 +67,11 @@ def play(world: World, history: History) -> None:
             runner = world.running()[which % len(world.running())]
             if not world.places[runner].stalled:
                 world.iterate(runner, gpu_time_s=0.01 * (1 + which % 5), iterations=1)
+        elif what == "yields" and world.running():
+            runner = world.running()[which % len(world.running())]
+            world.announce(runner)
+            if which % 2 and not world.places[runner].stalled:
+                world.iterate(runner)
         elif job_id is None:
             continue
         elif what == "stuck":

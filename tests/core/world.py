@@ -39,6 +39,8 @@ class Place:
     holds_lease: bool = False
     revoked: bool = False
     stalled: bool = False
+    promised: bool = False
+    """It may run before the scheduler hears that the one before it has stopped."""
 
 
 @dataclass
@@ -96,16 +98,22 @@ class World:
         self.now += gpu_time_s
         return self._boundary(job_id, gpu_time_s, iterations)
 
+    def announce(self, job_id: str) -> list[act.Action]:
+        """A lease holder is about to stop."""
+        return self.send(ev.JobYielding(job_id))
+
     def idle(self, job_id: str) -> list[act.Action]:
         place = self.places[job_id]
+        heir = self.heir_of(job_id)
         place.holds_lease = place.revoked = False
-        return self.send(ev.JobIdled(job_id))
+        return self._expect_heir(heir, self.send(ev.JobIdled(job_id)))
 
     def leave(self, job_id: str) -> list[act.Action]:
+        heir = self.heir_of(job_id)
         place = self.places.pop(job_id)
         self.answers = deque(event for event in self.answers if getattr(event, "job_id", None) != job_id)
         place.on_gpu = False
-        return self.send(ev.JobLeft(job_id))
+        return self._expect_heir(heir, self.send(ev.JobLeft(job_id)))
 
     def want(self, job_id: str, needs: Footprint) -> list[act.Action]:
         self.places[job_id].stalled = True
@@ -155,6 +163,13 @@ class World:
 
     # Looking
 
+    def heir_of(self, job_id: str) -> str | None:
+        """Who runs at once when this lease holder stops."""
+        place = self.places[job_id]
+        if not place.holds_lease:
+            return None
+        return next((other for other, p in self.places.items() if p.promised and p.lane == place.lane), None)
+
     def running(self) -> list[str]:
         return sorted(job_id for job_id, place in self.places.items() if place.holds_lease)
 
@@ -167,7 +182,8 @@ class World:
         With `idle_to_the_end`, idle jobs stay so until all the others are through: they must not be in the way.
         """
         left = dict.fromkeys(self.places, 2)
-        for _ in range(rounds):
+        for number in range(rounds):
+            announced = number % 3 == 0
             self.answer_all()
             idle = [
                 job_id
@@ -181,6 +197,8 @@ class World:
                 place = self.places[job_id]
                 if place.stalled or not place.holds_lease:
                     continue
+                if announced:
+                    self.announce(job_id)
                 self.iterate(job_id)
                 left[job_id] -= 1
                 if left[job_id] <= 0:
@@ -200,10 +218,17 @@ class World:
 
     def _boundary(self, job_id: str, gpu_time_s: float, iterations: int) -> list[act.Action]:
         place = self.places[job_id]
+        heir = self.heir_of(job_id) if place.revoked else None
         yielded = place.revoked
         if yielded:
             place.holds_lease = place.revoked = False
-        return self.send(ev.IterationFinished(job_id, gpu_time_s, iterations, yielded=yielded))
+        return self._expect_heir(heir, self.send(ev.IterationFinished(job_id, gpu_time_s, iterations, yielded=yielded)))
+
+    def _expect_heir(self, heir: str | None, actions: list[act.Action]) -> list[act.Action]:
+        """A promise is kept at once: the heir runs already."""
+        granted = [action.job_id for action in actions if isinstance(action, act.GrantLease)]
+        assert heir is None or heir in granted, f"{heir} was promised the lease, and {granted} got it"
+        return actions
 
     def _obey(self, action: act.Action) -> None:
         match action:
@@ -232,6 +257,7 @@ class World:
             case act.LeaveLane(job_id, lane_id):
                 place = self.places[job_id]
                 assert place.lane == lane_id and not place.holds_lease, "a running job was taken out of its lane"
+                assert not place.promised, "a job that may run was taken out of its lane"
                 place.lane = None
             case act.GrantLease(job_id, lane_id):
                 place = self.places[job_id]
@@ -239,7 +265,20 @@ class World:
                 assert place.lane == lane_id and not others, "two leases in one lane"
                 assert place.on_gpu and not place.stalled
                 assert self.scheduler.jobs[job_id].ready, "a lease for a job that is not ready"
-                place.holds_lease = True
+                heirs = [other for other, p in self.places.items() if p.lane == lane_id and p.promised]
+                assert heirs in ([], [job_id]), f"{heirs} may run already"
+                place.holds_lease, place.promised = True, False
+            case act.PromiseLease(job_id, lane_id, after):
+                place, before = self.places[job_id], self.places[after]
+                assert before.holds_lease and before.lane == place.lane == lane_id and not before.stalled
+                assert place.on_gpu and not place.holds_lease and not place.stalled
+                assert not any(p.promised for p in self.places.values() if p.lane == lane_id), "two heirs in one lane"
+                assert self.scheduler.jobs[job_id].ready
+                place.promised = True
+            case act.WithdrawPromise(job_id, _):
+                if job_id in self.places:
+                    assert self.places[job_id].promised
+                    self.places[job_id].promised = False
             case act.RevokeLease(job_id):
                 place = self.places[job_id]
                 assert place.holds_lease and not place.revoked, "revoked what was not held"
@@ -252,6 +291,7 @@ class World:
             case act.PageOut(job_id, with_lane):
                 place = self.places[job_id]
                 assert with_lane == place.holds_lease, "only a stalled job is paged out while it holds a lease"
+                assert not place.promised, "a job that may run was paged out"
                 assert not with_lane or place.stalled
                 self.answers.append(ev.PageOutFinished(job_id))
             case act.PageIn(job_id):
@@ -275,7 +315,8 @@ class World:
     def _check_agreement(self) -> None:
         for job_id, job in self.scheduler.jobs.items():
             place = self.places[job_id]
-            assert place.holds_lease == (job.lease is not Lease.NONE), job_id
+            assert place.holds_lease == job.holds, job_id
+            assert place.promised == (job.lease is Lease.PROMISED), job_id
             assert not place.holds_lease or job.ready, f"{job_id} holds a lease and is not ready"
             assert place.lane == job.lane, job_id
             if job.lane is not None and not self.share_between_users:

@@ -58,6 +58,11 @@ class HostMemory:
         note(f"resume {resumed} {self.arena.where()}")
         return resumed
 
+    def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
+        passed = self.arena.pass_on(word, ticket, wants_more)
+        note(f"pass on {passed}")
+        return passed
+
     def wait(self) -> None:
         pass
 

@@ -33,6 +33,9 @@ class SpyMemory:
     def after_grant(self) -> bool:
         return self.arena.resume()
 
+    def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
+        return self.arena.pass_on(word, ticket, wants_more)
+
     def wait(self) -> None:
         pass
 

@@ -40,9 +40,9 @@ def attach(service) -> tuple[ServiceConnection, ServiceConnection, socket.socket
     job = launcher.request(msg.Register("played", ["x"], "/", persistent_bytes=1 << 20, ephemeral_bytes=4 << 20))
     worker.send(msg.Attach(job.job_id, job.token, arena=True))
     _, descriptors = worker.receive()
-    page, event, channel = descriptors
-    os.close(page)
-    os.close(event)
+    page, event, channel, *batons = descriptors
+    for descriptor in (page, event, *batons):
+        os.close(descriptor)
     return launcher, worker, socket.socket(fileno=channel)
 
 

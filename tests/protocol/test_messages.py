@@ -22,7 +22,7 @@ SAMPLES = [
     msg.Rejoin("1", "secret"),
     msg.Reattach("1", "secret", True, False, True, 3, 1 << 30, 1 << 20, 0),
     msg.Ready(),
-    msg.Yielding(),
+    msg.Yielding(True),
     msg.Yielded(True),
     msg.Finished(-9),
     msg.ListJobs(True),
@@ -107,7 +107,7 @@ def test_an_error_of_a_newer_service_is_still_an_error_of_ours():
 
 def test_different_versions_say_so_plainly():
     assert str(version_mismatch(7, "2.0", "0.1")) == (
-        "this is Salus 2.0 (protocol 7) and the service is Salus 0.1 (protocol 2); "
+        f"this is Salus 2.0 (protocol 7) and the service is Salus 0.1 (protocol {msg.VERSION}); "
         "install the same version on both sides, or restart the service: salus serve"
     )
 

@@ -240,6 +240,9 @@ class TorchMemory:
         if self._trace is not None and (what != "idle" or not self._trace or self._trace[-1][0] != "idle"):
             self._trace.append((what, time.monotonic_ns()))
 
+    def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
+        return self._arena.pass_on(word, ticket, wants_more)
+
     def after_grant(self) -> bool:
         brought = not self._active or self._arena.resume(poison=self._poison)
         self._mark("ours")

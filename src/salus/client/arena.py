@@ -68,6 +68,7 @@ class Arena:
         self._c.salus_arena_reconnect.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._c.salus_arena_trust.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
         self._c.salus_arena_trust.restype = None
+        self._c.salus_arena_pass.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
         self._c.salus_arena_lane_changes.restype = ctypes.c_uint64
         self._c.salus_arena_yield.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
@@ -108,7 +109,9 @@ class Arena:
         """Changes whenever the lane's segments do."""
         return int(self._c.salus_arena_lane_changes())
 
-    def yield_(self, live: array.array[int] | Iterable[tuple[int, int]], wait: Callable[[], None] = lambda: None) -> bool:
+    def yield_(
+        self, live: array.array[int] | Iterable[tuple[int, int]], wait: Callable[[], None] = lambda: None
+    ) -> bool:
         """Before a lease is given up; `live` are addresses and sizes. False: it cannot be given up now.
 
         `wait` waits for the device, which may still be at work; most of what is to be done is done meanwhile.
@@ -119,6 +122,10 @@ class Arena:
         if status == 1:
             self._c.salus_arena_settle()
         return bool(status >= 0 and self._c.salus_arena_scrub() == 0)
+
+    def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
+        """Gives the lease straight to the next job, which looks at that word. False: the service must see to it."""
+        return bool(self._c.salus_arena_pass(word, ticket, int(wants_more)))
 
     def detach(self) -> bool:
         """The service is gone: memory of its own instead of the lane's. False: there is not enough; try again."""

@@ -14,6 +14,10 @@ rather than at the end of the last: by then most scripts have dropped their grad
 A service that is killed may be started again. Meanwhile whoever holds a lease goes on, and everyone else waits; then
 each tells the new one where it is (`_come_back`).
 
+On a GPU the lease goes straight from job to job (`BatonPage`): a job whose lease is revoked says at the end of its
+iteration that it will yield, the service names the next one to both, and that one watches for it. If any of this comes
+too late, the service grants the lease as it would have.
+
 It never exits the process, never prints to stdout, never raises into the user's code. If the service is gone for good
 or never was, it says so once on stderr and the job runs unmanaged.
 """
@@ -34,7 +38,7 @@ from salus.client.connection import ServiceConnection
 from salus.client.say import say
 from salus.errors import SalusError, ServiceUnavailable
 from salus.protocol import messages as msg
-from salus.protocol.page import MAGIC, JobState, Page, Word
+from salus.protocol.page import MAGIC, BatonPage, JobState, Page, Word
 
 MOMENT_S = 0.003
 """How long a job may sit between iterations while somebody else waits, before the helper yields for it."""
@@ -47,6 +51,8 @@ NOTABLE_NS = 200_000
 """A wait for the device that is shorter found it idle."""
 AWAKE_NS = 2_000_000
 """How long a job looks for a lease that was announced before it sleeps again."""
+RING_AGAIN_NS = 1_000_000
+"""Who was rung for longer ago may have gone back to sleep."""
 
 _REVOKE, _CONTENDED, _GRANTS, _SOON, _STATE = (
     int(word) for word in (Word.REVOKE, Word.CONTENDED, Word.GRANTS, Word.SOON, Word.STATE)
@@ -57,6 +63,7 @@ _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES = (
     int(Word.BEGAN_NS),
     int(Word.BOUNDARIES),
 )
+_PASS, _BATON = int(Word.PASS), int(Word.BATON)
 _BETWEEN, _ITERATING, _WAITING = int(JobState.BETWEEN), int(JobState.ITERATING), int(JobState.WAITING)
 _now_ns = time.monotonic_ns
 
@@ -79,6 +86,9 @@ class Memory(Protocol):
 
     def wait(self) -> None:
         """Until the device has done everything that this process began."""
+
+    def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
+        """Gives the lease straight to the next job (`Arena.pass_on`)."""
 
     def detach(self) -> bool:
         """The service is gone, and others may run in the lane: takes memory of its own. False: there is none yet."""
@@ -115,6 +125,11 @@ class Lease:
         self._rested_ns = 0
         """When the helper last saw the device finish what it had to do."""
         self._memory: Memory | None = None
+        self._batons: BatonPage | None = None
+        self._announced = False
+        """The service knows that we will yield."""
+        self._spent = 0
+        """The last ticket that a lease came with, or could have."""
         self._must_detach = False
         self._pages: list[Page] = []
         """Kept for good: an arena writes to its page as long as the process lives."""
@@ -160,8 +175,12 @@ class Lease:
             words[_ITERATIONS] += iterations
             words[_BOUNDARIES] += 1
             words[_STATE] = _BETWEEN
-            if self._holding and words[_REVOKE] and self._memory is None:
-                self._yield(wants_more=True)
+            if self._holding and words[_REVOKE]:
+                if self._memory is None:
+                    self._yield(wants_more=True)
+                elif not self._announced:
+                    self._announced = True
+                    self._send(msg.Yielding(now=False))
 
     # Taking and giving up; with the lock held, but for `_take`.
 
@@ -179,12 +198,11 @@ class Lease:
             if self._managed and not self._asked:
                 self._asked = True
                 self._send(msg.Ready())
+        looked = False
         while self._managed:
             # Announces a lease, or that the service is lost, or nothing new: the helper took that lease already.
-            self._grant_poll.poll()
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._grant_event)
-            self._look_for_grant()
+            self._sleep(looked)
+            looked = self._look_for_grant()
             with self._lock:
                 if self._accept_grant() and self._bring_memory():
                     self._words[_STATE] = _ITERATING
@@ -207,20 +225,44 @@ class Lease:
                 say(f"job {self._job_id} waits for memory of its own")
             time.sleep(DETACH_RETRY_S)
 
-    def _look_for_grant(self) -> None:
-        """The one before us is about to stop: a grant that is a moment away is not slept for."""
-        words, deadline = self._words, 0
-        while words[_SOON] and words[_GRANTS] <= self._taken:
+    def _sleep(self, looked: bool) -> None:
+        """Until the service, or the one before us, has something to say. Who `looked` in vain does not look again."""
+        batons = self._batons
+        ticket = self._words[_BATON] if batons is not None else 0
+        if not looked and ticket and batons is not None and batons.is_coming(ticket):
+            return
+        (self._bell_poll if ticket else self._grant_poll).poll()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._grant_event)
+        if ticket and batons is not None:
+            batons.hush()
+
+    def _look_for_grant(self) -> bool:
+        """The one before us is about to stop: a lease that is a moment away is not slept for. True: in vain."""
+        words, batons, deadline = self._words, self._batons, 0
+        while words[_GRANTS] <= self._taken:
+            ticket = words[_BATON] if batons is not None else 0
+            coming = ticket and batons is not None and batons.is_coming(ticket)
+            if not (coming or words[_SOON]) or (coming and batons is not None and batons.is_passed(ticket)):
+                return False
             now = _now_ns()
             deadline = deadline or now + AWAKE_NS
             if now > deadline:
-                return
+                return True
+        return False
 
     def _accept_grant(self) -> bool:
-        if self._words[_GRANTS] <= self._taken:
+        words, batons = self._words, self._batons
+        ticket = words[_BATON]
+        if words[_GRANTS] > self._taken:
+            self._taken = words[_GRANTS]
+        elif ticket > self._spent and batons is not None and batons.is_passed(ticket):
+            # The service will count this one too.
+            self._taken = words[_GRANTS] + 1
+        else:
             return False
-        self._taken = self._words[_GRANTS]
-        self._holding, self._asked = True, False
+        self._spent = max(self._spent, ticket)
+        self._holding, self._asked, self._announced = True, False, False
         return True
 
     def _bring_memory(self) -> bool:
@@ -235,7 +277,9 @@ class Lease:
     def _yield(self, *, wants_more: bool) -> bool:
         """False: something lives in the lane and cannot be made private, so the lease is kept."""
         if self._memory is not None:
-            self._send(msg.Yielding())
+            rung_ns = self._ring()
+            if not rung_ns:
+                self._send(msg.Yielding(now=True))
             if not self._memory.before_yield():
                 return False
             if not self._managed:
@@ -247,14 +291,33 @@ class Lease:
                 self._words[_BUSY] += _now_ns() - self._ended_ns
         self._holding = False
         self._asked = wants_more
-        self._send(msg.Yielded(wants_more))
+        passed = self._memory is not None and self._pass_on(wants_more, rung_ns)
+        self._send(msg.Yielded(wants_more, passed))
+        return True
+
+    def _ring(self) -> int:
+        """Wakes the job that the lease goes to. When that was; 0: it is not known yet."""
+        ticket = self._words[_PASS]
+        if not ticket or self._batons is None:
+            return 0
+        self._batons.comes(ticket)
+        return _now_ns()
+
+    def _pass_on(self, wants_more: bool, rung_ns: int) -> bool:
+        ticket, batons = self._words[_PASS], self._batons
+        if not ticket or batons is None or self._memory is None:
+            return False
+        if not self._memory.pass_on(batons.address(ticket), ticket, wants_more):
+            return False
+        if _now_ns() - rung_ns > RING_AGAIN_NS:
+            batons.ring()
         return True
 
     # The service.
 
     def _attach(self) -> bool:
         try:
-            connection, (descriptor, grant_event, *channel) = self._ask_to_attach()
+            connection, (descriptor, grant_event, *arena) = self._ask_to_attach()
             page = Page(descriptor)
             self._pages.append(page)
             self._words = page.words
@@ -268,17 +331,31 @@ class Lease:
             return False
         if self._memory is not None:
             try:
-                self._memory.open(page.address(), channel[0])
+                self._memory.open(page.address(), arena[0])
             except SalusError as error:
                 say(f"{error}; job {self._job_id} shares the device by turns, in a lane of its own")
                 self._memory = None
         connection.wait_for_ever()
-        self._connection, self._grant_event = connection, grant_event
-        self._grant_poll = select.poll()
-        self._grant_poll.register(grant_event, select.POLLIN)
+        self._connection = connection
+        self._listen_for_grants(grant_event, arena[1:])
         self._attached = True
         threading.Thread(target=self._listen, args=(connection,), name="salus", daemon=True).start()
         return True
+
+    def _listen_for_grants(self, grant_event: int, batons: list[int]) -> None:
+        self._grant_event = grant_event
+        self._grant_poll, self._bell_poll = select.poll(), select.poll()
+        for poll in (self._grant_poll, self._bell_poll):
+            poll.register(grant_event, select.POLLIN)
+        self._batons, self._spent, self._announced = None, 0, False
+        if batons:
+            descriptor, bell = batons
+            if self._memory is not None:
+                self._batons = BatonPage(descriptor, bell)
+                self._bell_poll.register(bell, select.POLLIN)
+            else:
+                os.close(bell)
+            os.close(descriptor)
 
     def _ask_to_attach(self) -> tuple[ServiceConnection, list[int]]:
         asked = msg.Attach(self._job_id, self._token, arena=self._memory is not None)
@@ -347,21 +424,20 @@ class Lease:
                     on_host, suspended, old[_ITERATIONS], old[_BUSY],
                 )
             )  # fmt: skip
-            _, (descriptor, grant_event, *channel) = connection.receive()
+            _, (descriptor, grant_event, *arena) = connection.receive()
             page = Page(descriptor)
             os.close(descriptor)
             for word in (_STATE, _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES):
                 page.words[word] = old[word]
             if memory is not None:
-                memory.reopen(page.address(), channel[0], holds)
+                memory.reopen(page.address(), arena[0], holds)
             self._pages.append(page)
             self._words, self._taken, self._asked = page.words, 0, waits
             connection.wait_for_ever()
             self._connection.close()
             self._connection = connection
-            poll = select.poll()
-            poll.register(grant_event, select.POLLIN)
-            before, self._grant_event, self._grant_poll = self._grant_event, grant_event, poll
+            before = self._grant_event
+            self._listen_for_grants(grant_event, arena[1:])
             # Whoever waits at the old one comes over. It is not closed: somebody may be on the way to it.
             os.eventfd_write(before, 1)
         return connection
@@ -457,6 +533,9 @@ class Lease:
         if self._attached:
             self._connection.close_in_child()
             os.close(self._grant_event)
+            if self._batons is not None:
+                os.close(self._batons.bell)
+        self._batons = None
         self._attached = self._holding = self._asked = False
         self._memory = None
         self._must_detach = False

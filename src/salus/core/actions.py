@@ -70,6 +70,26 @@ class GrantLease:
 
 
 @dataclass(frozen=True, slots=True)
+class PromiseLease:
+    """The lease of the lane is the job's when `after` gives it up. It is granted (`GrantLease`) when that is heard of.
+
+    From now on the job counts as one that runs: it keeps its lane and its memory.
+    """
+
+    job_id: JobId
+    lane_id: LaneId
+    after: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawPromise:
+    """The job cannot have what it was promised: it is gone or idle, or the holder waits for memory and yields later."""
+
+    job_id: JobId
+    lane_id: LaneId
+
+
+@dataclass(frozen=True, slots=True)
 class RevokeLease:
     """The job is to stop at its next boundary."""
 
@@ -126,6 +146,8 @@ Action = (
     | AdmitJob
     | LeaveLane
     | GrantLease
+    | PromiseLease
+    | WithdrawPromise
     | RevokeLease
     | AllowGrowth
     | RefuseGrowth

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from salus.core import memory
-from salus.core.model import QUEUED_PHASES, Footprint, GpuConfig, Job, Lease, Phase
+from salus.core.model import QUEUED_PHASES, Footprint, GpuConfig, Job, Phase
 from salus.core.state import State
 from salus.units import format_bytes
 
@@ -54,7 +54,7 @@ def why_refused(footprint: Footprint, config: GpuConfig) -> str | None:
 
 def explain(st: State, job: Job) -> Waiting | None:
     """Why the job does not run; None if it does."""
-    if job.wanted is not None and (job.stalled or job.lease is Lease.NONE):
+    if job.wanted is not None and (job.stalled or not job.holds):
         more = job.wanted.total_bytes - job.footprint.total_bytes
         return Waiting(WaitReason.GROWTH, f"waits for {format_bytes(more)} more memory")
     if job.phase in QUEUED_PHASES:
@@ -62,7 +62,7 @@ def explain(st: State, job: Job) -> Waiting | None:
     if job.phase in (Phase.PAGING_IN, Phase.PAGING_OUT):
         way = "back to the GPU" if job.phase is Phase.PAGING_IN else "to the host"
         return Waiting(WaitReason.PAGING, f"its memory is on the way {way}")
-    if job.lease is not Lease.NONE:
+    if job.holds:
         return None
     if not job.ready:
         return Waiting(WaitReason.IDLE, "between iterations: it does not ask to run")

@@ -76,6 +76,16 @@ class IterationFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class JobYielding:
+    """A lease holder is about to give its lease up at a boundary, and does not run before it has.
+
+    So the next one can be told (`PromiseLease`) before the device is free, and the two settle it between them.
+    """
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class FootprintChanged:
     """The job's footprint was measured. A larger one takes effect once there is room (`AllowGrowth`)."""
 
@@ -162,6 +172,7 @@ Event = (
     | JobReady
     | JobIdled
     | IterationFinished
+    | JobYielding
     | FootprintChanged
     | UtilizationMeasured
     | MemoryWanted

@@ -3,13 +3,16 @@
 In each lane the first ready job in the policy's lease order is offered; the policy chooses among those offered.
 `settle` turns the difference between what it chose and what runs now into grants and revocations. A lease is not
 revoked before it lasted a quantum, except to make room in memory.
+
+A holder that is about to stop may be given an heir (`promise`). That binds: the heir may run by the time that is heard
+of here. So nothing takes its place or its memory, and it is granted the lease whatever the policy would choose then.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 
-from salus.core.actions import GrantLease, RevokeLease
+from salus.core.actions import GrantLease, PromiseLease, RevokeLease, WithdrawPromise
 from salus.core.model import Job, LaneId, Lease
 from salus.core.order import Entry, rank
 from salus.core.policies.base import Rotation
@@ -34,10 +37,40 @@ def stop_competing(st: State, job: Job) -> None:
 
 
 def end_lease(st: State, job: Job) -> None:
-    if job.lease is not Lease.NONE:
+    if job.lease is Lease.PROMISED:
+        withdraw(st, job)
+    elif job.lease is not Lease.NONE:
         job.lease = Lease.NONE
         st.leases[_lane(job)].holder = None
         set_stuck(st, job, False)
+
+
+def promise(st: State, holder: Job) -> None:
+    """The holder is about to stop. If its lane has a next one that the policy would run then, that one is told."""
+    lane = st.leases[_lane(holder)]
+    if lane.heir is not None or holder.stalled:
+        return
+    if holder.lease is Lease.HELD:
+        _revoke(st, holder)
+    heir = lane.ready.first_entry(besides={holder.job_id, *st.vacating})
+    # One that waits in mid-iteration takes its part of the lane back first; there is nothing quick about that.
+    if heir is None or heir[2].mid_iteration:
+        return
+    entries = [entry for entry in first_of_each_lane(st) if entry[2].lane != holder.lane]
+    insort(entries, heir, key=rank)
+    if heir[2] in st.policy.choose([entry[2] for entry in entries], st.moment):
+        lane.heir = heir[2]
+        lane.heir.lease = Lease.PROMISED
+        st.emit(PromiseLease(lane.heir.job_id, _lane(holder), holder.job_id), lane.heir)
+
+
+def withdraw(st: State, job: Job) -> None:
+    """What was promised in the lane of this job, the heir or the one before it."""
+    lane = st.leases[_lane(job)]
+    heir, lane.heir = lane.heir, None
+    if heir is not None:
+        heir.lease = Lease.NONE
+        st.emit(WithdrawPromise(heir.job_id, _lane(heir)), heir)
 
 
 def set_stuck(st: State, job: Job, stuck: bool) -> None:
@@ -61,10 +94,14 @@ def first_of_each_lane(st: State) -> list[Entry]:
     """The job each lane would run next, in lease order over all lanes."""
     entries = []
     for lane in st.leases.values():
-        if lane.holder is None or not (lane.holder.stalled or lane.holder.stuck):
-            entry = lane.ready.first_entry(besides=st.vacating)
-            if entry is not None:
-                entries.append(entry)
+        if lane.holder is not None and (lane.holder.stalled or lane.holder.stuck):
+            continue
+        if lane.heir is not None:
+            entries.append((st.policy.lease_order(lane.heir), lane.heir.arrival, lane.heir))
+            continue
+        entry = lane.ready.first_entry(besides=st.vacating)
+        if entry is not None:
+            entries.append(entry)
     entries.sort(key=rank)
     return entries
 
@@ -92,6 +129,7 @@ def settle(st: State) -> None:
     for lane_id, lane in st.leases.items():
         wanted = chosen.get(lane_id)
         if lane.holder is None:
+            wanted, lane.heir = lane.heir or wanted, None
             if wanted is not None:
                 _grant(st, lane_id, lane, wanted)
         elif wanted is not lane.holder and lane.holder.lease is Lease.HELD and not lane.holder.stalled:

@@ -456,7 +456,9 @@ def _spread(st: State) -> None:
     for lane in list(st.leases.values()):
         while len(lane.ready) > 1:
             # In lease order: if the first that is behind another would not run, those after it would not either.
-            job = next(job for job in lane.ready if job is not lane.holder)
+            job = next((job for job in lane.ready if job.lease is Lease.NONE), None)
+            if job is None:
+                break
             need = job.footprint.ephemeral_bytes
             if need > st.lanes.free_bytes or not leases.would_run(st, job):
                 break
@@ -470,7 +472,7 @@ def _leave_stuck_lanes(st: State) -> None:
     for lane_id, lane in list(st.leases.items()):
         if lane.holder is None or not lane.holder.stuck:
             continue
-        for job in [job for job in lane.ready if job is not lane.holder]:
+        for job in [job for job in lane.ready if job.lease is Lease.NONE]:
             place = st.lanes.find(0, job.footprint.ephemeral_bytes, job.spec.owner)
             if place is not None and place.lane_id != lane_id:
                 _leave_lane(st, job, announce=True)

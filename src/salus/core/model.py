@@ -124,6 +124,8 @@ LANE_PHASES = frozenset({Phase.RESIDENT, Phase.PAGING_IN})
 
 class Lease(Enum):
     NONE = "none"
+    PROMISED = "promised"
+    """The job runs as soon as the one before it in its lane stops, perhaps before the scheduler hears of it."""
     HELD = "held"
     REVOKED = "revoked"
     """To be given up at the next boundary; until then the job still runs."""
@@ -196,6 +198,11 @@ class Job:
     def competing(self) -> bool:
         """Could run an iteration at once if it were given a lease."""
         return self.ready and self.phase is Phase.RESIDENT and self.wanted is None
+
+    @property
+    def holds(self) -> bool:
+        """It runs."""
+        return self.lease is Lease.HELD or self.lease is Lease.REVOKED
 
     @property
     def iteration_s(self) -> float:

@@ -6,7 +6,7 @@ what that takes is returned as actions. No clock is read here: time is what the 
 Safety, true after every event (`validate` checks it, from scratch):
 - persistent and internal bytes of the jobs on the GPU + bytes held by the lanes <= capacity;
 - a lane is at least as large as the largest ephemeral footprint of the jobs in it;
-- one lease at most in a lane.
+- one lease at most in a lane, and one promise, to a job that is there and wants to run.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Scheduler:
             ev.JobReady: self._on_job_ready,
             ev.JobIdled: self._on_job_idled,
             ev.IterationFinished: self._on_iteration_finished,
+            ev.JobYielding: self._on_job_yielding,
             ev.FootprintChanged: self._on_footprint_changed,
             ev.UtilizationMeasured: self._on_utilization_measured,
             ev.MemoryWanted: self._on_memory_wanted,
@@ -201,12 +202,17 @@ class Scheduler:
         if not 0 <= event.gpu_time_s < float("inf") or event.iterations < 0:
             raise RequestRejected(f"job {job.job_id} reports what cannot be: {event}")
         if event.yielded:
-            if job.lease is Lease.NONE or job.stalled:
+            if not job.holds or job.stalled:
                 raise RequestRejected(
                     f"job {job.job_id} gives up a lease that it cannot give up now: {job.lease.value}"
                 )
             leases.end_lease(st, job)
         leases.serve(st, job, event.gpu_time_s, event.iterations)
+
+    def _on_job_yielding(self, event: ev.JobYielding) -> None:
+        job = self._job(event.job_id, event)
+        if job.holds:
+            leases.promise(self._state, job)
 
     def _on_footprint_changed(self, event: ev.FootprintChanged) -> None:
         st, job = self._state, self._job(event.job_id, event)
@@ -234,16 +240,18 @@ class Scheduler:
 
     def _on_memory_wanted(self, event: ev.MemoryWanted) -> None:
         st, job = self._state, self._job(event.job_id, event)
-        if job.lease is Lease.NONE or job.phase is not Phase.RESIDENT:
+        if not job.holds or job.phase is not Phase.RESIDENT:
             raise RequestRejected(f"job {job.job_id} asks for memory without a lease; it must be granted one first")
         if job.footprint.covers(event.footprint):
             st.emit(AllowGrowth(job.job_id, job.footprint), job)
         else:
+            # It does not stop before it has that, and what it was to leave may be needed for it.
+            leases.withdraw(st, job)
             memory.want(st, job, event.footprint, stalled=True)
 
     def _on_job_stuck(self, event: ev.JobStuck) -> None:
         job = self._job(event.job_id, event)
-        if job.lease is not Lease.NONE:
+        if job.holds:
             leases.set_stuck(self._state, job, event.stuck)
 
     def _on_job_left(self, event: ev.JobLeft) -> None:
@@ -338,8 +346,10 @@ class Scheduler:
             _require(grows == (job in st.growing), f"job {job.job_id} wants more and is not listed, or is", job)
             _require(grows or not job.stalled, f"job {job.job_id} stalls and wants nothing", job)
             _require(job.ready or job.lease is Lease.NONE, f"job {job.job_id} holds a lease and is not ready", job)
-            held_somewhere = job.lane is not None and st.leases[job.lane].holder is job
-            _require(held_somewhere == (job.lease is not Lease.NONE), f"job {job.job_id}: who holds the lease?", job)
+            book = st.leases[job.lane] if job.lane is not None else None
+            _require((book is not None and book.holder is job) == job.holds, f"job {job.job_id}: who runs?", job)
+            inherits = book is not None and book.heir is job
+            _require(inherits == (job.lease is Lease.PROMISED), f"job {job.job_id}: who is next?", job)
 
     def _validate_lane(self, lane: Lane) -> None:
         st = self._state

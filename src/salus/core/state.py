@@ -21,6 +21,8 @@ class LaneLeases:
     ready: OrderedJobs = field(default_factory=OrderedJobs)
     """Jobs that could run at once, the holder among them, in the policy's lease order."""
     holder: Job | None = None
+    heir: Job | None = None
+    """To whom the lease was promised."""
 
 
 class State:

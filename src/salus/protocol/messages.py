@@ -17,11 +17,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from salus.errors import SalusError
 
-VERSION = 2
+VERSION = 3
 MAX_PACKET_BYTES = 64 * 1024
 PACKET_HEAD_BYTES = 1024
 """Of a packet with a list of rows: more than everything else in it."""
-MAX_DESCRIPTORS = 4
+MAX_DESCRIPTORS = 5
 MOST = 2**63 - 1
 """No number in a message is larger; with one that no machine number holds, arithmetic fails far from here."""
 
@@ -108,7 +108,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Yielding:
-    """The process is about to give its lease up, once the device is done: whoever is next may get ready."""
+    """The process is about to give its lease up: whoever is next may be told."""
+
+    now: bool
+    """As soon as the device is done. Else when it comes to its next iteration, and nothing of it runs before."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ class Yielded:
 
     wants_more: bool
     """It stands at the door for the next lease already."""
+    passed: bool = False
+    """It gave it straight to the next job; its page says with which ticket."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,8 @@ class Registered:
 
 @dataclass(frozen=True)
 class Attached:
-    """Comes with the shared page, the event that announces a lease, and for an arena its channel, as descriptors."""
+    """Comes with descriptors: the shared page and the event that announces a lease; and for an arena its channel, the
+    page that all jobs of the user share and its bell (`BatonPage`)."""
 
     job_id: str
 
@@ -374,5 +380,11 @@ _SCHEMAS = {_name(message): _schema(message) for message in (*FROM_CLIENT, *FROM
 # Between the end of one job's iteration and the start of the next one's lie a few messages that never change: they are
 # looked up, both ways, rather than built and parsed.
 _SHORT = (Ready, Yielding, Yielded, Look)
-_READY_MADE = {message: _encode(message) for message in (Ready(), Yielding(), Yielded(True), Yielded(False), Look())}
+_ALL_SHORT = (
+    Ready(),
+    Look(),
+    *(Yielding(now) for now in (True, False)),
+    *(Yielded(more, passed) for more in (True, False) for passed in (True, False)),
+)
+_READY_MADE = {message: _encode(message) for message in _ALL_SHORT}
 _PACKETS = {packet: message for message, packet in _READY_MADE.items()}

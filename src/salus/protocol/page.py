@@ -7,6 +7,7 @@ A word is 8 bytes and aligned, so that a reader sees the old or the new value an
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -30,6 +31,12 @@ class Word(IntEnum):
     """Packets sent on the channel of the arena so far."""
     SCRUB = 7
     """What the job leaves in its lane is cleared before another job has it: that one may be another user's."""
+    PASS = 28
+    """A ticket: the lease may go straight to the job that has the same one (`BatonPage`). 0: to nobody."""
+    PASS_SENT = 29
+    """If the arena has sent no more packets than this: what it says of the lane goes before."""
+    BATON = 30
+    """A ticket: the lease comes straight from the job before us."""
     # What the job tells a service that was started again.
     LANE = 6
     """The lane it is in; 0: none."""
@@ -64,6 +71,45 @@ class Word(IntEnum):
     CAME_BYTES = 26
     """And paged in."""
     CAME_NS = 27
+    PASSED = 31
+    """Twice the ticket with which the lease was passed on, and 1 more if the job wants another."""
+
+
+BATONS = SIZE_BYTES // 8
+
+
+class BatonPage:
+    """A page that all jobs of a user share, and a bell: here a lease goes from one job to the next without the service.
+
+    A ticket has one word. The giver writes there that it comes, when it begins to stop, and rings the bell; and then
+    that it is passed. Tickets grow, so what is left of an old one is nobody's. A word that is overwritten, or a bell
+    that another one heard, is no harm: the service grants the same lease a moment later.
+    """
+
+    def __init__(self, descriptor: int, bell: int) -> None:
+        self._page = Page(descriptor)
+        self.bell = bell
+
+    def comes(self, ticket: int) -> None:
+        self._page.words[ticket % BATONS] = 2 * ticket
+        self.ring()
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self.bell, 1)
+
+    def hush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.bell)
+
+    def is_coming(self, ticket: int) -> bool:
+        return bool(self._page.words[ticket % BATONS] >> 1 == ticket)
+
+    def is_passed(self, ticket: int) -> bool:
+        return bool(self._page.words[ticket % BATONS] == 2 * ticket + 1)
+
+    def address(self, ticket: int) -> int:
+        return self._page.address() + 8 * (ticket % BATONS)
 
 
 class JobState(IntEnum):

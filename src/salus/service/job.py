@@ -55,6 +55,8 @@ class LiveJob:
     may_return: bool = False
     """Its launcher came back and the process that used the device did not, or not yet."""
     grants: int = 0
+    runs_already: bool = False
+    """The lease that it is granted now came to it straight from the job before it."""
     page_orders: int = 0
     cleared: bool = False
     """It was told, when its lease began, to clear what it leaves in the lane."""

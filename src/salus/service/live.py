@@ -29,6 +29,7 @@ from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob
 from salus.protocol.page import JobState, Page, Word
 from salus.protocol.slots import Kind
+from salus.service.batons import Batons
 from salus.service.connection import Connection
 from salus.service.devices import Device
 from salus.service.history import History, PastRun, command_key
@@ -77,6 +78,7 @@ class Live:
         self.scheduler = Scheduler(device.config, policy)
         self.lanes = Lanes(self._lane_released)
         self._pager = Pager(self)
+        self._batons = Batons()
         self.jobs: dict[str, LiveJob] = {}
         self.ended: dict[str, LiveJob] = {}
         self._journal, self._history, self.registry, self.on_empty = journal, history, registry, on_empty
@@ -150,6 +152,7 @@ class Live:
             job.page, job.page_descriptor = Page.create()
             job.grant_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             if arena:
+                shared = self._batons.shared_by(job.uid)
                 job.pidfd = os.pidfd_open(connection.pid)
                 job.link = self._link(job, job.page)
         except OSError as error:
@@ -161,7 +164,7 @@ class Live:
         job.reported_iterations = job.reported_ns = 0
         descriptors = [job.page_descriptor, job.grant_event]
         if job.link is not None:
-            descriptors.append(job.link.theirs.fileno())
+            descriptors += [job.link.theirs.fileno(), *shared]
         connection.send(msg.Attached(job.job_id), tuple(descriptors))
         if job.link is not None:
             job.link.close_theirs()
@@ -216,23 +219,35 @@ class Live:
             return
         self.handle(ev.JobReady(job.job_id))
 
-    def yielding(self, job: LiveJob) -> None:
-        """The job waits for the device and then yields. Meanwhile the next one wakes up, and we do not go to sleep."""
-        if job.job_id not in self.holders:
+    def yielding(self, job: LiveJob, now: bool) -> None:
+        """The job is about to yield. The next one is told, so that the lease can go straight to it.
+
+        `now`: it did not know of a next one, and only waits for the device. So that one wakes up, and we stay awake.
+        """
+        self._settle_batons()
+        if job.job_id not in self.holders or self.scheduler.jobs[job.job_id].stalled:
             return
+        self.handle(ev.JobYielding(job.job_id))
         following = self.jobs.get(self.scheduler.next_in_lane(job.job_id) or "")
-        if following is not None and following.page is not None:
+        if now and following is not None and following.page is not None:
             following.page.words[Word.SOON] = 1
             _wake(following.grant_event)
             self._awake_until = self._loop.time() + AWAKE_S
             self._stay_awake()
+
+    def _will_yield(self, job: LiveJob) -> None:
+        if self.jobs.get(job.job_id) is job:
+            self.yielding(job, now=False)
 
     def _stay_awake(self) -> None:
         """Going to sleep and waking up again takes longer than what is to be done then."""
         if self._loop.time() < self._awake_until:
             self._loop.call_soon(self._stay_awake)
 
-    def yielded(self, job: LiveJob, wants_more: bool) -> None:
+    def yielded(self, job: LiveJob, wants_more: bool, passed: bool = False) -> None:
+        self._settle_batons()
+        if passed:
+            return
         if job.link is not None and not job.link.catch_up():
             # It may have taken something for itself that we did not hear of. Its lane is its own until it is dead.
             raise RequestRejected(f"the arena of job {job.job_id} cannot be followed any more")
@@ -240,12 +255,23 @@ class Live:
             # Another of its threads waits for memory. The lease is over when that has been settled.
             job.yields_late = wants_more
             return
+        if not self.scheduler.jobs[job.job_id].holds:
+            raise RequestRejected(f"job {job.job_id} gives up a lease that it does not have")
+        self._batons.over(job)
+        self._gave_up(job, wants_more)
+
+    def _settle_batons(self) -> None:
+        """Leases that went straight from one job to the next."""
+        for offer, wants_more in self._batons.passed():
+            offer.heir.runs_already = True
+            self._gave_up(offer.giver, wants_more)
+            offer.heir.runs_already = False
+
+    def _gave_up(self, job: LiveJob, wants_more: bool) -> None:
         self._report_others(job)
         iterations, used_s = self._used(job)
         self.holders.pop(job.job_id, None)
         self._lease_is_over(job)
-        if self.scheduler.jobs[job.job_id].lease is Lease.NONE:
-            raise RequestRejected(f"job {job.job_id} gives up a lease that it does not have")
         self.decide(ev.IterationFinished(job.job_id, used_s, iterations, yielded=wants_more))
         if not wants_more:
             # Idle ends the lease too. Yielded first, the job might be granted the next one before it is idle.
@@ -263,6 +289,7 @@ class Live:
 
     def lease_went_with(self, job: LiveJob) -> None:
         """It was paged out in mid-iteration, and so its lease is over."""
+        self._batons.over(job)
         self._report_others(None)
         self.holders.pop(job.job_id, None)
         if job.link is not None:
@@ -283,6 +310,7 @@ class Live:
 
     def worker_lost(self, job: LiveJob) -> None:
         """The connection of the process that used the device has ended; its process, as a rule, with it."""
+        self._settle_batons()
         if self._still_uses_memory(job):
             job.worker = None
             core = self.scheduler.jobs[job.job_id]
@@ -291,6 +319,7 @@ class Live:
                 self.decide(ev.JobIdled(job.job_id))
             return
         self._report_others(None)
+        self._batons.over(job)
         self._drop_what_it_left(job)
         job.worker = None
         self.holders.pop(job.job_id, None)
@@ -355,6 +384,8 @@ class Live:
             # What was started is done, and something it started in turn is not.
             job.ends_with = job.ends_with or (exit_code,)
             return
+        self._settle_batons()
+        self._batons.over(job)
         self._report_others(None)
         self._drop_what_it_left(job)
         core = self.scheduler.jobs[job.job_id]
@@ -367,6 +398,8 @@ class Live:
         self.holders.pop(job.job_id, None)
         self.decide(ev.JobLeft(job.job_id))
         self._forget(job)
+        if all(other.uid != job.uid for other in self.jobs.values()):
+            self._batons.forget_user(job.uid)
         self.ended[job.job_id] = job
         while len(self.ended) > KEPT_ENDED:
             del self.ended[next(iter(self.ended))]
@@ -405,10 +438,12 @@ class Live:
     # The core
 
     def handle(self, event: ev.Event) -> list[act.Action]:
+        self._settle_batons()
         self._report_others(None)
         return self.decide(event)
 
     def decide(self, event: ev.Event) -> list[act.Action]:
+        self._settle_batons()
         now = self._loop.time()
         actions = self.scheduler.handle(event, now)
         answers: list[ev.Event] = []
@@ -463,6 +498,17 @@ class Live:
                 job = self.jobs[job_id]
                 if job.page is not None:
                     job.page.words[Word.REVOKE] = 1
+                    if job.link is not None and job.page.words[Word.STATE] == JobState.BETWEEN:
+                        # It has passed the place where it would have seen that and said so.
+                        self._loop.call_soon(self._will_yield, job)
+            case act.PromiseLease(job_id, _, after):
+                heir = self.jobs[job_id]
+                if self._batons.offer(self.jobs[after], heir):
+                    # It sleeps by the bell from now on.
+                    _wake(heir.grant_event)
+            case act.WithdrawPromise(job_id):
+                if job_id in self.jobs:
+                    self._batons.withdraw(self.jobs[job_id])
             case act.AdmitJob(job_id):
                 job = self.jobs[job_id]
                 self.admit(job)
@@ -508,12 +554,13 @@ class Live:
         if job.started_at is None:
             job.started_at = time.time()
         self.holders[job.job_id] = job
-        if job.link is not None:
-            job.link.holds = False
-            job.link.bring_up_to_date()
-            job.link.holds = True
         words = job.page.words
-        job.cleared = bool(words[Word.SCRUB])
+        if not job.runs_already:
+            if job.link is not None:
+                job.link.holds = False
+                job.link.bring_up_to_date()
+                job.link.holds = True
+            job.cleared = bool(words[Word.SCRUB])
         words[Word.REVOKE] = words[Word.CONTENDED] = words[Word.SOON] = 0
         if job.link is not None and job.link.suspended:
             # It waits in the middle of an iteration, and goes on with that one.
@@ -561,6 +608,7 @@ class Live:
 
     def wanted(self, job: LiveJob) -> None:
         """The job waits in an allocation. It gets a little more than it asks for, so as not to ask every time."""
+        self._settle_batons()
         core = self.scheduler.jobs.get(job.job_id)
         if job.link is None or job.link.wanted is None or core is None or core.wanted is not None:
             return
@@ -584,7 +632,7 @@ class Live:
         )
         extra = larger.total_bytes - core.footprint.total_bytes
         footprint = larger if extra <= self.scheduler.free_bytes else exact
-        if core.lease is Lease.NONE:
+        if not core.holds:
             self.handle(ev.FootprintChanged(job.job_id, footprint))
         else:
             self.handle(ev.MemoryWanted(job.job_id, footprint))
@@ -689,7 +737,7 @@ class Live:
         self._contention = None
         jobs = self.scheduler.jobs
         # Somebody waits for a turn, or for memory that one who sits there could do without.
-        contended = any(core.competing and core.lease is Lease.NONE for core in jobs.values())
+        contended = any(core.competing and not core.holds for core in jobs.values())
         contended = contended or any(core.ready for core in self.scheduler.queue)
         again_s = CONTENTION_S if contended else None
         for job in self.holders.values():
@@ -791,7 +839,7 @@ class Live:
                     "lane": lane.lane_id,
                     "size_bytes": lane.size_bytes,
                     "jobs": sorted(lane.needs),
-                    "holder": next((j for j in lane.needs if scheduler.jobs[j].lease is not Lease.NONE), None),
+                    "holder": next((j for j in lane.needs if scheduler.jobs[j].holds), None),
                 }
                 for lane in scheduler.lanes.values()
             ][:MOST_LANES],

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from salus.core import events as ev
-from salus.core.model import Lease, Phase
+from salus.core.model import Phase
 from salus.protocol import messages as msg
 from salus.protocol.page import Word
 from salus.protocol.slots import Kind
@@ -114,7 +114,7 @@ class Pager:
             if not done:
                 # Its memory is not free yet, whoever has it. It stays within reach on the host meanwhile.
                 self._loop.call_later(PAGE_AGAIN_S, self._page_in_again, job, job.page_orders)
-            elif job.link.suspended and core.lease is not Lease.NONE:
+            elif job.link.suspended and core.holds:
                 # It went in mid-iteration, too late, and has been given its lease back.
                 self._live.admit(job)
                 job.link.bring_up_to_date()

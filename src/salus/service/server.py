@@ -289,12 +289,12 @@ class Server:
 
     def _on_yielding(self, connection: Connection, message: msg.Yielding) -> None:
         job = self._worker(connection)
-        job.live.yielding(job)
+        job.live.yielding(job, message.now)
 
     def _on_yielded(self, connection: Connection, message: msg.Yielded) -> None:
         job = self._worker(connection)
         try:
-            job.live.yielded(job, message.wants_more)
+            job.live.yielded(job, message.wants_more, message.passed)
         except RequestRejected as error:
             raise msg.ProtocolError(str(error)) from None
 

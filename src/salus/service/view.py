@@ -6,7 +6,7 @@ import pwd
 from typing import Any
 
 from salus.core.admission import Waiting
-from salus.core.model import Job, Lease, Phase
+from salus.core.model import Job, Phase
 from salus.core.scheduler import Scheduler
 from salus.protocol.page import Word
 from salus.service.job import LiveJob
@@ -101,7 +101,7 @@ def _state(job: LiveJob, core: Job | None) -> str:
         return "cancelled" if job.cancelled else "done" if job.exit_code == 0 else "failed"
     if core.phase is not Phase.RESIDENT:
         return str(core.phase.value)
-    if core.lease is not Lease.NONE:
+    if core.holds:
         return "stuck" if core.stuck else "running"
     if core.ready:
         return "ready"
