@@ -53,6 +53,8 @@ AWAKE_NS = 2_000_000
 """How long a job looks for a lease that was announced before it sleeps again."""
 RING_AGAIN_NS = 1_000_000
 """Who was rung for longer ago may have gone back to sleep."""
+ANSWER_NS = 300_000
+"""Within this time of saying that we will yield, the service has named the next job, or there is none."""
 
 _REVOKE, _CONTENDED, _GRANTS, _SOON, _STATE = (
     int(word) for word in (Word.REVOKE, Word.CONTENDED, Word.GRANTS, Word.SOON, Word.STATE)
@@ -126,8 +128,8 @@ class Lease:
         """When the helper last saw the device finish what it had to do."""
         self._memory: Memory | None = None
         self._batons: BatonPage | None = None
-        self._announced = False
-        """The service knows that we will yield."""
+        self._announced_ns = 0
+        """When the service was told that we will yield; 0: it was not."""
         self._spent = 0
         """The last ticket that a lease came with, or could have."""
         self._must_detach = False
@@ -178,9 +180,9 @@ class Lease:
             if self._holding and words[_REVOKE]:
                 if self._memory is None:
                     self._yield(wants_more=True)
-                elif not self._announced:
-                    self._announced = True
+                elif not self._announced_ns:
                     self._send(msg.Yielding(now=False))
+                    self._announced_ns = _now_ns()
 
     # Taking and giving up; with the lock held, but for `_take`.
 
@@ -249,6 +251,8 @@ class Lease:
             deadline = deadline or now + AWAKE_NS
             if now > deadline:
                 return True
+            # The one that it waits for may be waiting for this core.
+            os.sched_yield()
         return False
 
     def _accept_grant(self) -> bool:
@@ -262,7 +266,7 @@ class Lease:
         else:
             return False
         self._spent = max(self._spent, ticket)
-        self._holding, self._asked, self._announced = True, False, False
+        self._holding, self._asked, self._announced_ns = True, False, 0
         return True
 
     def _bring_memory(self) -> bool:
@@ -276,9 +280,10 @@ class Lease:
 
     def _yield(self, *, wants_more: bool) -> bool:
         """False: something lives in the lane and cannot be made private, so the lease is kept."""
+        words = self._words
         if self._memory is not None:
             rung_ns = self._ring()
-            if not rung_ns:
+            if not rung_ns and not self._is_being_answered():
                 self._send(msg.Yielding(now=True))
             if not self._memory.before_yield():
                 return False
@@ -288,12 +293,18 @@ class Lease:
                 return False
             if self._ended_ns:
                 # The device worked on after the last boundary, and has been waited for.
-                self._words[_BUSY] += _now_ns() - self._ended_ns
+                words[_BUSY] += _now_ns() - self._ended_ns
         self._holding = False
         self._asked = wants_more
+        while not words[_PASS] and self._is_being_answered():
+            os.sched_yield()
         passed = self._memory is not None and self._pass_on(wants_more, rung_ns)
         self._send(msg.Yielded(wants_more, passed))
         return True
+
+    def _is_being_answered(self) -> bool:
+        """Whom the lease goes to will be known in a moment; sooner than the service could do it."""
+        return _now_ns() - self._announced_ns < ANSWER_NS
 
     def _ring(self) -> int:
         """Wakes the job that the lease goes to. When that was; 0: it is not known yet."""
@@ -347,7 +358,7 @@ class Lease:
         self._grant_poll, self._bell_poll = select.poll(), select.poll()
         for poll in (self._grant_poll, self._bell_poll):
             poll.register(grant_event, select.POLLIN)
-        self._batons, self._spent, self._announced = None, 0, False
+        self._batons, self._spent, self._announced_ns = None, 0, 0
         if batons:
             descriptor, bell = batons
             if self._memory is not None:
