@@ -16,17 +16,16 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
+from host_memory import MIB, HostMemory
+
 from salus.client.arena import Arena
 from salus.client.connection import ServiceConnection
-from salus.client.lease import WHERE_IT_WAITS, Lease, of_this_process
+from salus.client.lease import Lease, of_this_process
 from salus.errors import SalusError
 from salus.protocol import messages as msg
 
-MIB = 1 << 20
 PRIVATE_MIB = int(os.environ.get("ARENA_JOB_PRIVATE_MIB", "0"))
 ITERATION_S = float(os.environ.get("ARENA_JOB_ITERATION_S", "0"))
-LIBRARY = os.environ.get("SALUS_TEST_ARENA")
-
 
 KEPT: list[ServiceConnection] = []
 EVENTS: list[str] = []
@@ -37,53 +36,43 @@ def note(what: str) -> None:
     EVENTS.append(f"{time.monotonic():.4f} {what}")
 
 
-class HostMemory:
-    def __init__(self) -> None:
-        self.arena = Arena(LIBRARY) if LIBRARY else Arena()
-        self.live: dict[int, int] = {}
-        self.resumed = 0
+class NotedMemory(HostMemory):
+    """Notes what happens, for when something is wrong; and whatever is not kept is poisoned."""
 
-    def open(self, page_address: int, channel: int) -> None:
-        self.arena.open("host", 0, page_address, channel)
-        self.arena.trust(WHERE_IT_WAITS)
+    def __init__(self) -> None:
+        super().__init__()
+        self.poison = True
 
     def before_yield(self) -> bool:
-        left = self.arena.yield_(list(self.live.items()))
+        left = super().before_yield()
         note(f"yield {left} {threading.current_thread().name}")
         return left
 
     def after_grant(self) -> bool:
-        self.resumed += 1
-        resumed = self.arena.resume(poison=True)
+        resumed = super().after_grant()
         note(f"resume {resumed} {self.arena.where()}")
         return resumed
 
     def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
-        passed = self.arena.pass_on(word, ticket, wants_more)
+        passed = super().pass_on(word, ticket, wants_more)
         note(f"pass on {passed}")
         return passed
 
-    def wait(self) -> None:
-        pass
-
     def detach(self) -> bool:
-        detached = self.arena.detach()
+        detached = super().detach()
         note(f"detach {detached}")
         return detached
 
-    def where(self) -> tuple[bool, bool]:
-        return self.arena.where()
-
     def reopen(self, page_address: int, channel: int, holds: bool) -> None:
         note(f"reconnect {holds} {self.arena.where()}")
-        self.arena.reconnect(page_address, channel, holds)
+        super().reopen(page_address, channel, holds)
 
     def go_alone(self) -> None:
         note("alone")
-        self.arena.go_alone()
+        super().go_alone()
 
     def listen(self) -> bool:
-        more = self.arena.listen()
+        more = super().listen()
         note(f"listen {more} {self.arena.where()}")
         return more
 
@@ -134,7 +123,7 @@ def by_itself(name: str) -> Lease:
 def main(name: str, iterations: int, seed: int) -> None:
     rng = random.Random(seed)
     lease = of_this_process() or by_itself(name)
-    memory = HostMemory()
+    memory = NotedMemory()
     assert lease.attach(memory)
     kept: list[Block] = []
     private = [Block(memory.arena, "private", rng.randrange(1, 5) * 2 * MIB, seed << 40)]

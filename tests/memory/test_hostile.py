@@ -21,7 +21,7 @@ from tests.service.harness import SOURCE, eventually
 MEMORY = ("--persistent", "100MiB", "--ephemeral", "200MiB")
 QUITTER = """
 import os, sys, time
-sys.path.insert(0, {source!r})
+sys.path[:0] = [{source!r}, os.path.dirname({job!r})]
 open({pid_file!r}, "w").write(str(os.getpid()))
 sys.argv = ["x", {source!r}, "quitter", "0", "1", "/"]
 exec(open({job!r}).read().split("def main")[0])

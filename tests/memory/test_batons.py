@@ -1,0 +1,132 @@
+"""A lease goes straight from one job to the next, between real processes on the host device."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from tests.service.harness import SOURCE, Service, eventually
+
+JOB = Path(__file__).parent / "passing_job.py"
+MEMORY = ("--persistent", "20MiB", "--ephemeral", "400MiB")
+"""So that all share one lane of a device of 520 MiB."""
+ROUND_ROBIN = ("--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
+
+
+def start(service: Service, name: str, iterations: int, pause_s: float = 0.002) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        str(JOB),
+        str(SOURCE),
+        str(iterations),
+        "0.002",
+        str(pause_s),
+        str(service.folder / "go"),
+    ]
+    return service.salus_in_background("run", "--name", name, *MEMORY, "--", *command)
+
+
+def go(service: Service, *names: str) -> None:
+    for name in names:
+        eventually(lambda name=name: service.jobs().get(name, {}).get("pid"), f"{name} is attached")
+    (service.folder / "go").touch()
+
+
+def told(*jobs: subprocess.Popen[str]) -> list[dict]:
+    found = []
+    for job in jobs:
+        output, errors = job.communicate(timeout=100)
+        assert job.returncode == 0, errors
+        found.append(json.loads(output.splitlines()[-1]))
+    return found
+
+
+def never_two_at_once(found: list[dict]) -> int:
+    """How often the lease went from one job to another."""
+    turns = sorted((*turn, job) for job, one in enumerate(found) for turn in one["times"])
+    for before, after in pairwise(turns):
+        assert before[2] == after[2] or before[1] <= after[0], "two ran in one lane"
+    return sum(before[2] != after[2] for before, after in pairwise(turns))
+
+
+def test_a_lease_goes_from_job_to_job_and_the_service_hears_of_it_afterwards(serve):
+    service = serve(*ROUND_ROBIN)
+    found = told_of_three(service)
+    switches = never_two_at_once(found)
+    assert switches > 150, "they took turns"
+    assert sum(one["passed"] for one in found) > switches / 2, "and mostly by themselves"
+    assert all(row["iterations"] == 101 for row in service.jobs().values())
+    assert service.status()["lane_chunks"] == 0
+    (journal,) = service.journals()
+    done = service.salus("replay", str(journal))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def told_of_three(service: Service) -> list[dict]:
+    jobs = [start(service, name, 100) for name in "abc"]
+    go(service, *"abc")
+    return told(*jobs)
+
+
+def test_with_jobs_that_come_at_once_the_lease_is_passed_too(serve):
+    service = serve(*ROUND_ROBIN)
+    jobs = [start(service, name, 100, pause_s=0) for name in "ab"]
+    go(service, *"ab")
+    assert never_two_at_once(told(*jobs)) > 50
+
+
+def test_jobs_are_killed_at_any_moment_and_the_others_go_on(serve):
+    service = serve(*ROUND_ROBIN)
+    before = service.descriptors()
+    rng = random.Random(11)
+    survivors = [start(service, name, 250) for name in "ab"]
+    victims = [start(service, f"v{number}", 100_000) for number in range(8)]
+    go(service, "a", "b", *(f"v{number}" for number in range(8)))
+    for number in rng.sample(range(8), 8):
+        time.sleep(rng.random() * 0.1)
+        os.kill(service.jobs()[f"v{number}"]["pid"], rng.choice((signal.SIGKILL, signal.SIGTERM)))
+    never_two_at_once(told(*survivors))
+    for victim in victims:
+        victim.communicate(timeout=20)
+    eventually(lambda: service.descriptors() <= before + 1, "no descriptor is left")
+
+
+def test_a_giver_that_is_stopped_keeps_its_lease_and_its_heir_goes_on_when_it_is_dead(serve):
+    service = serve(*ROUND_ROBIN, "--stuck-after", "0.5s")
+    jobs = [start(service, name, 100_000) for name in "ab"]
+    go(service, *"ab")
+    pid = eventually(lambda: service.jobs()["a"]["iterations"] > 20 and service.jobs()["a"]["pid"], "it runs")
+    for _ in range(20):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.01)
+        if service.jobs()["a"]["state"] == "running":
+            break
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.003)
+    assert service.jobs()["a"]["state"] == "running"
+    rests = service.jobs()["b"]["iterations"]
+    time.sleep(0.1)
+    assert service.jobs()["b"]["iterations"] <= rests + 1
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: service.jobs()["b"]["iterations"] > rests + 20, "the other one goes on")
+    jobs[0].communicate(timeout=20)
+
+
+def test_the_service_is_killed_while_leases_are_passed(serve):
+    service = serve(*ROUND_ROBIN)
+    jobs = [start(service, name, 400) for name in "abc"]
+    go(service, *"abc")
+    rng = random.Random(3)
+    for _ in range(4):
+        eventually(lambda: all(row["iterations"] > 5 for row in service.jobs().values()), "all run")
+        time.sleep(rng.random() * 0.1)
+        service.kill()
+        service.start()
+    never_two_at_once(told(*jobs))
