@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -22,7 +23,8 @@ SIZE = 8 << 20
 
 
 def main(uid: int, name: str, pattern: bytes, other: bytes, iterations: int) -> None:
-    # Everything is imported; from here on somebody else.
+    # Everything is imported, and what Python knows of itself has been read; from here on somebody else.
+    sysconfig.get_paths()
     os.setgid(uid)
     os.setuid(uid)
     path = Path(os.environ["SALUS_SOCKET"])

@@ -26,11 +26,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from salus.client.arena import Arena, ranges
+from salus.client.arena import SMALLEST_SLOT_BYTES, Arena, ranges
 from salus.client.lease import WHERE_IT_WAITS, Lease
 from salus.client.say import say
 from salus.errors import SalusError
-from salus.protocol.slots import GRANULE_BYTES
 
 OLDEST = (2, 9)
 _cuda: Any = torch.cuda
@@ -108,7 +107,7 @@ class Live(NamedTuple):
         for segment in snapshot:
             if not segment["active_size"]:
                 continue
-            address, whole = segment["address"], segment["total_size"] <= GRANULE_BYTES
+            address, whole = segment["address"], segment["total_size"] <= SMALLEST_SLOT_BYTES
             here = False
             for block in segment["blocks"]:
                 if block["state"] != "inactive":

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from salus.errors import SalusError
+from salus.protocol.slots import GRANULE_BYTES
 
 LIBRARY = Path(__file__).parent / "_arena.so"
+SMALLEST_SLOT_BYTES = GRANULE_BYTES
 RESERVE_BYTES = 256 << 30
 """Addresses for each of the two ranges; they cost nothing."""
 PAGE_STEP_BYTES = 32 << 30
