@@ -17,12 +17,15 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from salus.bench.own_service import OwnService
 from salus.bench.sharing import jain
+from salus.client.connection import ServiceConnection
 from salus.service.gpu import Nvml
 from salus.service.journal import leases
 from tests.gpu.jobs import START_LIMIT_S, command, result_of, says_ready
@@ -30,8 +33,6 @@ from tests.gpu.jobs import START_LIMIT_S, command, result_of, says_ready
 JOBS = 8
 CAPACITY = "16GiB"
 NEEDS = ("--persistent", "4.1GiB", "--ephemeral", "2.1GiB")
-INSTANT_S = 0.02
-"""Sooner than that, nothing was moved."""
 KILLS = 30
 ENDING_S = 0.05
 """Between the last word of a process that ends and the news of its end."""
@@ -80,10 +81,11 @@ def _under(
             service.run(run, "--name", f"p{number}", "--duration", f"{90 - 10 * number}s", *NEEDS)
             for number, run in enumerate(runs)
         ]
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            told = list(pool.map(result_of, jobs))
-        seconds = time.monotonic() - began
-        with service.connect() as connection:
+        with ThreadPoolExecutor(len(jobs)) as pool, service.connect() as connection:
+            results = [pool.submit(result_of, job) for job in jobs]
+            copies = _watch_copies(connection, lambda: all(result.done() for result in results))
+            told = [result.result() for result in results]
+            seconds = time.monotonic() - began
             rows = connection.jobs(everything=True)
         service.stop()
         journal = service.journal()
@@ -94,19 +96,22 @@ def _under(
     failed = [one["failed"] for one in told if "failed" in one]
     out = [end - start for kind, _, start, end in moves if kind == "PageOut"]
     back = [(job, start, end) for kind, job, start, end in moves if kind == "PageIn"]
-    sizes = {row["id"]: row["persistent_bytes"] / 2**30 for row in rows}
-    rates: dict[str, list[float]] = {"PageOut": [], "PageIn": []}
-    firsts, been = [], set()
-    for kind, job, start, end in moves:
-        first, been = kind == "PageOut" and job not in been, been | {job}
-        if first:
-            # Its host memory is made and pinned, if there was no time for that before.
-            firsts.append(end - start)
-        elif end - start > INSTANT_S and sum(s < end and start < e for _, _, s, e in moves) == 1:
-            # By itself: two that go at the same time share the bus. And something was there to move.
-            rates[kind].append(sizes[job] / (end - start))
+    # The first one makes and pins its host memory, if there was no time for that before.
+    firsts = [
+        next(end - start for kind, j, start, end in moves if (kind, j) == ("PageOut", job))
+        for job in {job for kind, job, _, _ in moves if kind == "PageOut"}
+    ]
+    rates = {kind: [copy.gib_s for copy in copies if copy.kind == kind] for kind in ("PageOut", "PageIn")}
+    by_themselves = {
+        # Two that go at the same time share the bus.
+        kind: [copy.gib_s for copy in copies if copy.kind == kind and copy.is_alone(moves)]
+        for kind in rates
+    }
     ratios = {
-        kind: statistics.median(rates[kind]) / pinned[which] if rates[kind] else None
+        kind: [
+            statistics.median(values[kind]) / pinned[which] if values[kind] else None
+            for values in (by_themselves, rates)
+        ]
         for kind, which in (("PageOut", "out_gib_s"), ("PageIn", "in_gib_s"))
     }
     hidden = [
@@ -126,9 +131,11 @@ def _under(
         "page_out_s": statistics.median(out) if out else None,
         "page_in_s": statistics.median(end - start for _, start, end in back) if back else None,
         "first_page_outs_s": sorted(firsts),
-        "page_out_to_pinned": ratios["PageOut"],
-        "page_in_to_pinned": ratios["PageIn"],
-        "alone_on_the_bus": {kind: len(values) for kind, values in rates.items()},
+        "page_out_to_pinned": ratios["PageOut"][0],
+        "page_in_to_pinned": ratios["PageIn"][0],
+        "with_others_on_the_bus": {"out": ratios["PageOut"][1], "in": ratios["PageIn"][1]},
+        "alone_on_the_bus": {kind: len(values) for kind, values in by_themselves.items()},
+        "copies": [asdict(copy) for copy in copies],
         "hidden": statistics.median(min(1.0, part) for part in hidden) if hidden else None,
         "persistent_gib": sum(row["persistent_bytes"] for row in rows) / 2**30,
         # As the jobs saw it: all moves, also those that shared the bus, without the way to the service and back.
@@ -137,6 +144,48 @@ def _under(
         "said": sorted({line for one in told for line in one.get("said", []) if "waits for memory" not in line}),
         "timeline": {"moves": moves, "leases": held},
     }
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Memory that a job moved, as it counted it itself: until the memory was free for others, or could be used."""
+
+    kind: str
+    job: str
+    gib: float
+    seconds: float
+    seen_at: float
+
+    @property
+    def gib_s(self) -> float:
+        return self.gib / self.seconds
+
+    def is_alone(self, moves: list[tuple[str, str, float, float]]) -> bool:
+        """Whether nothing else went the same way meanwhile, by the journal; the bus has two."""
+        own = [m for m in moves if m[:2] == (self.kind, self.job) and m[2] < self.seen_at and m[3] > self.seen_at - 0.5]
+        return (
+            bool(own)
+            and sum(kind == self.kind and start < own[-1][3] and own[-1][2] < end for kind, _, start, end in moves) == 1
+        )
+
+
+def _watch_copies(connection: ServiceConnection, done: Callable[[], bool]) -> list[Copy]:
+    """Those of half a GiB and more."""
+    found: list[Copy] = []
+    before: dict[tuple[str, str], tuple[int, int]] = {}
+    while not done():
+        now = time.monotonic()
+        for row in connection.jobs():
+            for kind, way in (("PageOut", "out"), ("PageIn", "in")):
+                size, ns = row[f"paged_{way}_bytes"], row[f"paged_{way}_ns"]
+                had_size, had_ns = before.get((row["id"], way), (0, 0))
+                if ns > had_ns:
+                    # The time is counted when it is over, so this is the whole of one move, or of several.
+                    if size - had_size >= 1 << 29:
+                        found.append(Copy(kind, row["id"], (size - had_size) / 2**30, (ns - had_ns) / 1e9, now))
+                    before[row["id"], way] = size, ns
+        time.sleep(0.02)
+    return found
 
 
 def _moves(journal: Path) -> list[tuple[str, str, float, float]]:

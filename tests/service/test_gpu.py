@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from salus.core.model import GpuConfig
 from salus.errors import RequestRejected
+from salus.plugins import load_policy
 from salus.protocol import messages as msg
+from salus.service.devices import Device
 from salus.service.gpu import Gpu, Nvml, _visible, choose
+from salus.service.history import History
 from salus.service.job import LiveJob
+from salus.service.live import CONTEXT_BYTES, Live
+from salus.service.registry import Registry
 
 GIB = 1 << 30
 SMALL = Gpu("GPU-aaaa", 0, "small", 8 * GIB, 1 * GIB)
@@ -54,3 +62,16 @@ def test_internal_memory_counts_when_it_was_seen_twice_in_a_row():
     job = LiveJob("1", "token", 0, msg.Register("job", ["python"], "/"), "key", 0.0, launcher=None, live=None)  # type: ignore[arg-type]
     seen = [job.has_again(found, GIB // 8) for found in (GIB // 2, 3 * GIB, GIB // 2, GIB // 2 + 1)]
     assert seen == [False, False, False, True], "the one in the middle was half of a switch"
+
+
+def test_what_the_driver_takes_for_a_process_is_kept_for_it_before_it_has_been_seen(tmp_path):
+    async def expected(gpu: Gpu | None, capacity_bytes: int) -> int:
+        device = Device(GpuConfig(capacity_bytes), gpu)
+        history = History(tmp_path / "history.db")
+        live = Live(device, load_policy("fair"), None, history, Registry(tmp_path / "jobs.db"), lambda: None)
+        asked = msg.Register("job", ["python"], "/", persistent_bytes=2 * GIB, ephemeral_bytes=4 * GIB)
+        return live.expected(asked).internal_bytes
+
+    assert asyncio.run(expected(LARGE, 80 * GIB)) == CONTEXT_BYTES
+    assert asyncio.run(expected(LARGE, 6 * GIB + 1)) == 1, "what could run is not refused for a guess"
+    assert asyncio.run(expected(None, 80 * GIB)) == 0, "the processor's memory is not the device's"

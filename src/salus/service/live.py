@@ -55,6 +55,8 @@ AWAKE_S = 0.002
 """How long the service stays awake for a yield that was announced."""
 NOTABLE_BYTES = 32 << 20
 """A change of less is not worth a decision."""
+CONTEXT_BYTES = 512 << 20
+"""What the driver takes for a process on a GPU, more or less, where none has been seen yet."""
 MEASURE_S = 0.1
 SETTLED_AFTER = 3
 """Boundaries after which a job has shown how much memory it needs."""
@@ -89,6 +91,8 @@ class Live:
         self._contention: asyncio.TimerHandle | None = None
         self._awake_until = 0.0
         self._outside_bytes = 0
+        self._context_bytes = 0 if device.gpu is None else CONTEXT_BYTES
+        """What a process takes of the GPU before it has been measured: what the last one that was took."""
         self._growing: str | None = None
         """The job whose size is being measured."""
         self.holders: dict[str, LiveJob] = {}
@@ -696,6 +700,8 @@ class Live:
             # Of one that is back and waits for a lease, part of what is out is the lane's.
             suspended = job.link is not None and job.link.suspended
             settled = core.phase is Phase.RESIDENT and core.wanted is None and steady and not suspended
+            if settled and job.link is not None:
+                self._context_bytes = internal
             if settled and abs(internal - core.footprint.internal_bytes) >= NOTABLE_BYTES:
                 self.handle(ev.FootprintChanged(job.job_id, replace(core.footprint, internal_bytes=internal)))
         others = max(0, used_bytes - ours)
@@ -779,8 +785,14 @@ class Live:
     def expected(self, asked: msg.Register) -> Footprint:
         """What was declared, or else what the last run of the same command used."""
         past = self._history.last(command_key(asked.command, asked.directory))
-        if asked.persistent_bytes is not None or asked.ephemeral_bytes is not None or past is None:
-            return Footprint(asked.persistent_bytes or 0, asked.ephemeral_bytes or 0)
+        if asked.persistent_bytes is not None or asked.ephemeral_bytes is not None:
+            declared = Footprint(asked.persistent_bytes or 0, asked.ephemeral_bytes or 0)
+            # Nobody declares what the driver takes for a process, and it must not be given to others first.
+            left = self.scheduler.config.capacity_bytes - declared.total_bytes
+            internal = self._context_bytes if past is None else past.internal_bytes
+            return replace(declared, internal_bytes=max(0, min(internal, left)))
+        if past is None:
+            return Footprint(0, 0)
         return Footprint(past.persistent_bytes, past.ephemeral_bytes, past.internal_bytes)
 
     def spec(self, job: LiveJob) -> JobSpec:
