@@ -38,8 +38,8 @@ from tests.gpu.train_kinds import ALL
 
 BLOCK = 10
 TURN = 40
-"""Iterations of each job in a round of `throughput`. Between rounds they sit idle and leave their lane with their gradients
-alive, which they do not do while they train; so a round is long against that."""
+"""Iterations of each job in a round of `throughput`. Between rounds they sit idle, and leave their lane with gradients
+that are alive, which they do not do while they train; so a round is long against that."""
 CONTEXT_GIB = 0.75
 """A little more than a process's context and library code take: with much more there would be room for another lane."""
 SHOWN = ("name", "state", "lane", "wait_reason", "iterations", "persistent_bytes", "ephemeral_bytes")
