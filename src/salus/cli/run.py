@@ -30,6 +30,16 @@ OnGpu = Annotated[
     str | None,
     typer.Option("--gpu", metavar="N|UUID", help="Which GPU, or several separated by commas. Default: one with room."),
 ]
+SmShare = Annotated[
+    int | None,
+    typer.Option(
+        "--sm-share",
+        min=1,
+        max=100,
+        metavar="PERCENT",
+        help="Of the GPU's processors, under MPS. Default: all of them.",
+    ),
+]
 Ephemeral = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that lives within an iteration.")]
 
 
@@ -43,6 +53,7 @@ def run(
     persistent: Persistent = None,
     ephemeral: Ephemeral = None,
     gpu: OnGpu = None,
+    sm_share: SmShare = None,
     if_no_service: Annotated[
         str,
         typer.Option(
@@ -55,7 +66,7 @@ def run(
     Example: `salus run -- python train.py`
     Example: `salus run --name big --weight 2 --ephemeral 4GiB -- python train.py --epochs 3`
     """
-    asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu)
+    asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu, sm_share)
     if if_no_service not in ("refuse", "run"):
         raise RequestRejected(f"--if-no-service: {if_no_service!r} is not understood; expected refuse or run")
     raise typer.Exit(launch.run(asked, unmanaged_if_none=if_no_service == "run"))
@@ -71,6 +82,7 @@ def submit(
     persistent: Persistent = None,
     ephemeral: Ephemeral = None,
     gpu: OnGpu = None,
+    sm_share: SmShare = None,
 ) -> None:
     """Run a command as a job in the background. Prints its id; its output is kept for `salus logs`.
 
@@ -78,7 +90,7 @@ def submit(
     """
     outputs = make_private(state_dir() / "output")
     log = outputs / f"{os.getpid()}-{os.urandom(4).hex()}.log"
-    asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu, str(log))
+    asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu, sm_share, str(log))
     # A process of its own session stays with the job, whatever becomes of this terminal.
     code = "import sys, json; from salus.cli.run import supervise; sys.exit(supervise(json.loads(sys.argv[1])))"
     process = subprocess.Popen(
@@ -117,6 +129,7 @@ def _ask(
     persistent: str | None,
     ephemeral: str | None,
     gpu: str | None,
+    sm_share: int | None,
     log: str | None = None,
 ) -> Register:
     if not LIGHTEST <= weight <= HEAVIEST:
@@ -136,6 +149,7 @@ def _ask(
         log=log,
         gpu=gpu,
         visible=launch.visible_gpus(os.environ),
+        sm_share=sm_share,
     )
 
 

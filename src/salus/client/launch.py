@@ -85,8 +85,18 @@ def environment_for(job: msg.Registered, base: Mapping[str, str]) -> dict[str, s
         "SALUS_SOCKET": str(socket_path()),
         "SALUS_JOB": job.job_id,
         **({} if job.gpu is None else {"SALUS_GPU": job.gpu}),
+        **_mps(job),
         "SALUS_TOKEN": job.token,
     }
+
+
+def _mps(job: msg.Registered) -> dict[str, str]:
+    settings = {
+        "CUDA_MPS_PIPE_DIRECTORY": job.mps_pipe,
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": job.sm_share,
+        "CUDA_MPS_CLIENT_PRIORITY": job.mps_priority,
+    }
+    return {name: str(value) for name, value in settings.items() if job.mps_pipe is not None and value is not None}
 
 
 def run(asked: msg.Register, *, announce: bool = False, unmanaged_if_none: bool = False) -> int:
@@ -101,6 +111,8 @@ def run(asked: msg.Register, *, announce: bool = False, unmanaged_if_none: bool 
         return as_shell_status(_wait(_start(asked.command, {**os.environ, **placed})))
     job: msg.Registered = connection.request(asked)
     connection.wait_for_ever()
+    if asked.sm_share is not None and job.mps_pipe is None:
+        say(f"job {job.job_id}: --sm-share has no effect: the service runs without MPS (salus serve --mps on)")
     if announce:
         print(job.job_id, flush=True)
     output = None
@@ -192,6 +204,8 @@ class _Listener(threading.Thread):
             match message:
                 case msg.Queued(_, text, position, queue_length):
                     say(f"job {job_id} waits for memory, {position} of {queue_length} in the queue: {text}")
+                case msg.Told(text):
+                    say(text)
                 case msg.Admitted():
                     say(f"job {job_id} has its memory")
                 case msg.Terminate(force):

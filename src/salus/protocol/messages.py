@@ -59,6 +59,8 @@ class Register:
     """On which it is to run: numbers or UUIDs, separated by commas."""
     visible: str | None = None
     """Which the user lets it see, as in CUDA_VISIBLE_DEVICES."""
+    sm_share: int | None = None
+    """How much of the GPU's processors it may use at once, in percent; under MPS."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,10 @@ class Registered:
     token: str
     gpu: str | None = None
     """The GPU the job is placed on, by its UUID; None on the host device."""
+    mps_pipe: str | None = None
+    """The directory of the MPS daemon that its processes are to join; None: they are to join none of ours."""
+    sm_share: int | None = None
+    mps_priority: int | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +197,13 @@ class Attached:
     page that all jobs of the user share and its bell (`BatonPage`)."""
 
     job_id: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """For the person who started the job: one line."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -276,6 +289,7 @@ FROM_SERVICE = (
     Welcome,
     Registered,
     Attached,
+    Told,
     Look,
     Queued,
     Admitted,

@@ -31,6 +31,10 @@ class LiveJob:
     """The device it runs on."""
     worker: Connection | None = None
     """The process that uses the device."""
+    last_pid: int = 0
+    """Of the process that uses the device, or did."""
+    fault: str | None = None
+    """What it died of, where that was not its own end."""
     page: Page | None = None
     page_descriptor: int = -1
     grant_event: int = -1

@@ -36,6 +36,7 @@ from salus.service.history import History, PastRun, command_key
 from salus.service.job import LiveJob, is_alive, is_dead
 from salus.service.journal import Journal
 from salus.service.memory import Lanes, Link
+from salus.service.mps import Mps
 from salus.service.paging import Pager
 from salus.service.registry import Registry
 from salus.service.view import MOST_LANES, describe, footprint_of
@@ -96,6 +97,8 @@ class Live:
         self._growing: str | None = None
         """The job whose size is being measured."""
         self.holders: dict[str, LiveJob] = {}
+        self.mps: Mps | None = None
+        """The daemon that its jobs join; None: they join none."""
 
     # Facts from connections
 
@@ -165,6 +168,7 @@ class Live:
                 f"job {job.job_id} cannot be attached ({error.strerror}); this process runs unmanaged"
             ) from None
         job.worker = connection
+        job.last_pid = connection.pid
         job.reported_iterations = job.reported_ns = 0
         descriptors = [job.page_descriptor, job.grant_event]
         if job.link is not None:
@@ -709,6 +713,21 @@ class Live:
         if abs(outside - self._outside_bytes) >= NOTABLE_BYTES or (outside == 0 != self._outside_bytes):
             self._outside_bytes = outside
             self.handle(ev.OutsideMemoryChanged(outside))
+
+    def lost_together(self, pids: set[int]) -> None:
+        """A fatal fault of one job under MPS ended these. Nobody knows for certain which of them it was."""
+        lost = [job for job in (*self.jobs.values(), *self.ended.values()) if job.last_pid in pids]
+        for job in lost:
+            others = ", ".join(other.job_id for other in lost if other is not job)
+            if others:
+                job.fault = (
+                    f"a fatal fault on the GPU ended it together with job {others}, under MPS; one of them made it"
+                )
+            else:
+                job.fault = "it made a fatal fault on the GPU"
+            log.warning("job %s (%s): %s", job.job_id, job.asked.name, job.fault)
+            if job.launcher is not None:
+                job.launcher.send(msg.Told(f"job {job.job_id}: {job.fault}"))
 
     def look_for_stuck(self, after_s: float) -> None:
         """Lease holders that pass no boundary: an endless loop, a breakpoint, Ctrl-Z."""

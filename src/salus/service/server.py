@@ -34,6 +34,7 @@ from salus.service.history import History
 from salus.service.job import LiveJob
 from salus.service.journal import Journal
 from salus.service.live import Live
+from salus.service.mps import Mps, MpsUnavailable
 from salus.service.recovery import Recovery
 from salus.service.registry import Registry, SavedJob
 from salus.service.view import together
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 LINGER_S = 1.0
 """A service that was started for a job waits this long after its last one."""
 WATCH_S = 0.5
+MPS_WATCH_S = 0.1
+"""Whoever dies of a fault is told while its process still comes to its end."""
 """How often NVML is asked who uses how much."""
 REFUSAL_S = 1.0
 """How long somebody who is turned away may take to read that."""
@@ -69,6 +72,8 @@ class Options:
     """A lease holder that passes no boundary for this long is stuck; 0: none ever is."""
     on_stop: str = "release"
     """What SIGTERM does to jobs: `release` lets them go on unmanaged, `drain` waits for them."""
+    mps: str = "off"
+    """off, on, or auto: on where it can be."""
 
 
 class Server:
@@ -116,9 +121,29 @@ class Server:
             which = f"-{device.number}" if len(self._options.devices) > 1 else ""
             journal = Journal(journal_folder, device.config, policy, which)
             self._journals.append(journal)
-        return Live(
+        live = Live(
             device, policy, journal, self._history, self._registry, self._emptied, scrub=self._options.scrub
         )  # fmt: skip
+        live.mps = self._start_mps(device)
+        return live
+
+    def _start_mps(self, device: Device) -> Mps | None:
+        """None: jobs run without. One of the service before us is left to its jobs then, and ends with them."""
+        mps = Mps(
+            self._options.socket.parent / f"mps{device.number}", device.gpu.uuid if device.gpu is not None else ""
+        )
+        try:
+            if device.gpu is None and self._options.mps == "on":
+                raise MpsUnavailable("there is no GPU")
+            if device.gpu is not None and self._options.mps != "off":
+                mps.start()
+                return mps
+        except MpsUnavailable as error:
+            if self._options.mps == "on":
+                raise RequestRejected(f"--mps: {error}") from None
+            log.warning("runs without MPS: %s", error)
+        mps.stop()
+        return None
 
     async def run(self, started: Callable[[], None] = lambda: None) -> int:
         """Serves until told to end. 1 if the journal broke off, else 0."""
@@ -142,6 +167,8 @@ class Server:
         for live in self._lives:
             if live.device.gpu is not None:
                 chores.append(asyncio.create_task(self._watch_gpu(live, live.device.gpu)))
+            if live.mps is not None:
+                chores.append(asyncio.create_task(self._watch_mps(live, live.mps)))
         self._recover()
         if self._options.linger:
             self._linger = self._loop.call_later(10 * LINGER_S, self._end_if_empty)
@@ -162,6 +189,9 @@ class Server:
             for connection in list(self._connections):
                 connection.send(msg.Farewell())
                 connection.close()
+            for live in self._lives:
+                if live.mps is not None:
+                    live.mps.stop()
             for journal in self._journals:
                 journal.close()
             self._history.close()
@@ -256,8 +286,18 @@ class Server:
         self._launchers[connection] = job
         if self._linger is not None:
             self._linger.cancel()
-        gpu = job.live.device.gpu
-        connection.send(msg.Registered(job.job_id, job.token, None if gpu is None else gpu.uuid))
+        gpu, mps = job.live.device.gpu, job.live.mps
+        connection.send(
+            msg.Registered(
+                job.job_id,
+                job.token,
+                None if gpu is None else gpu.uuid,
+                mps_pipe=None if mps is None else str(mps.pipe),
+                sm_share=message.sm_share,
+                # MPS knows two: as usual, and after those.
+                mps_priority=None if mps is None else int(message.priority < 0),
+            )
+        )
 
     def _place(self, asked: msg.Register) -> Live:
         """The device a new job goes to: one it names, else one with room, else the one with the least to do."""
@@ -410,6 +450,11 @@ class Server:
             await asyncio.sleep(WATCH_S)
             used_by, used_bytes = await asyncio.to_thread(nvml.usage, gpu)
             live.gpu_seen(used_by, used_bytes - gpu.used_bytes)
+
+    async def _watch_mps(self, live: Live, mps: Mps) -> None:
+        while True:
+            await asyncio.sleep(MPS_WATCH_S)
+            live.lost_together(mps.lost())
 
     async def _look_for_stuck(self) -> None:
         after_s = self._options.stuck_after_s

@@ -111,7 +111,7 @@ def _state(job: LiveJob, core: Job | None) -> str:
 def _reason(job: LiveJob, core: Job | None, why: Waiting | None) -> str | None:
     if core is not None and core.stuck:
         return f"has passed no boundary for long; salus cancel {job.job_id} ends it"
-    return why.text if why is not None else None
+    return why.text if why is not None else job.fault
 
 
 def _user_name(uid: int) -> str:
