@@ -1,8 +1,9 @@
 """What the experiments have in common: jobs, the ways to run them side by side, and steps that are not done twice.
 
-A side is a way to run the same jobs: one by one, all at once as the driver slices time, or under Salus. On every side
-they are the same ordinary processes (`scripts/workload.py`); each starts up and warms up first, says that it is ready,
-and begins when it arrives. So Python, the framework and the GPU's context are in nobody's time.
+A side is a way to run the same jobs: one by one, all at once as the driver slices time, all at once under NVIDIA MPS,
+or under Salus. On every side they are the same ordinary processes (`scripts/workload.py`); each starts up and warms up
+first, says that it is ready, and begins when it arrives. So Python, the framework and the GPU's context are in nobody's
+time.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from salus.bench.own_service import OwnService
 from salus.errors import RequestRejected
+from salus.service.gpu import Nvml, choose
+from salus.service.mps import Mps, find_control
 
 WORKLOAD = Path(__file__).parent / "scripts" / "workload.py"
 READY_S = 120.0
@@ -103,6 +106,8 @@ class Ran:
     """Of its iterations."""
     peak_bytes: int = 0
     failed: str | None = None
+    gpu_bytes: int = 0
+    """The most that was in use on the GPU while the jobs of its side ran, beyond what was before."""
 
     @property
     def jct_s(self) -> float:
@@ -140,10 +145,48 @@ def one_by_one(jobs: Sequence[Job], device: str, say: Say) -> list[Ran]:
     return ran
 
 
-def at_once(jobs: Sequence[Job], device: str, say: Say, service: Sequence[str] | None = None) -> list[Ran]:
-    """All, each from its arrival on. Bare, or with a service of these options."""
+def has_mps(device: str) -> bool:
+    return device == "cuda" and find_control() is not None
+
+
+@contextlib.contextmanager
+def plain_mps(folder: Path) -> Iterator[dict[str, str]]:
+    """A daemon as people start it by hand; what a process needs in its environment to join it."""
+    (gpu, *_) = Nvml().gpus()
+    mps = Mps(folder / "mps", gpu.uuid)
+    mps.start()
+    try:
+        yield {"CUDA_MPS_PIPE_DIRECTORY": str(mps.pipe)}
+    finally:
+        mps.stop()
+
+
+class _GpuMemory:
+    """The most that is in use, beyond what was at first."""
+
+    def __init__(self, device: str) -> None:
+        self._nvml = Nvml()
+        self._gpu = choose(self._nvml.gpus(), None) if device == "cuda" else None
+        self._before = self._now()
+        self.most_bytes = 0
+
+    def look(self) -> None:
+        self.most_bytes = max(self.most_bytes, self._now() - self._before)
+
+    def _now(self) -> int:
+        return 0 if self._gpu is None else self._nvml.used_bytes(self._gpu)
+
+
+def at_once(
+    jobs: Sequence[Job], device: str, say: Say, service: Sequence[str] | None = None, *, mps: bool = False
+) -> list[Ran]:
+    """All, each from its arrival on. Bare, under a plain MPS, or with a service of these options."""
     options = ["--device", "host" if device == "cpu" else "cuda"] if service is None else [*service]
-    with OwnService(*options) as own:
+    memory = _GpuMemory(device)
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(OwnService(*options))
+        if mps:
+            own.bare_environment.update(stack.enter_context(plain_mps(own.socket.parent)))
         go = own.socket.parent / "go"
         commands = [job.command(device, go, job.arrives_s) for job in jobs]
         started = []
@@ -153,14 +196,15 @@ def at_once(jobs: Sequence[Job], device: str, say: Say, service: Sequence[str] |
                 own.wait_until_registered(len(started))
         _wait_until_ready(started)
         zero = _start_clock(go)
-        what = "at once" if service is None else "under Salus"
+        what = "under Salus" if service is not None else "under MPS" if mps else "at once"
         # Each is listened to all the time: one that says more than a pipe holds would never end.
         with ThreadPoolExecutor(len(jobs)) as pool:
             reading = [pool.submit(_outcome, job, process, zero) for job, process in zip(jobs, started, strict=True)]
             while not all(one.done() for one in reading):
                 say(f"{what}: {sum(one.done() for one in reading)} of {len(jobs)} are done")
+                memory.look()
                 wait(reading, timeout=0.2)
-    return [one.result() for one in reading]
+    return [replace(one.result(), gpu_bytes=memory.most_bytes) for one in reading]
 
 
 def _wait_until_ready(processes: Sequence[subprocess.Popen[str]]) -> None:

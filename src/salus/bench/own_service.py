@@ -35,8 +35,9 @@ class OwnService:
         folder = Path(self._folder.name)
         self.state = folder / "state"
         self.socket = folder / "run" / "service.sock"
+        self.bare_environment = {key: value for key, value in os.environ.items() if not key.startswith("SALUS_")}
         self.environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("SALUS_")},
+            **self.bare_environment,
             "SALUS_RUNTIME_DIR": str(self.socket.parent),
             "SALUS_STATE_DIR": str(self.state),
         }
@@ -100,8 +101,7 @@ class OwnService:
 
     def start_bare(self, command: Sequence[str]) -> subprocess.Popen[str]:
         """The command without Salus, with everything else the same."""
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("SALUS_")}
-        return self._spawn(list(command), environment)
+        return self._spawn(list(command), self.bare_environment)
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
         return self._spawn([sys.executable, "-m", "salus", *arguments], self.environment)
