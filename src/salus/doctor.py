@@ -21,6 +21,7 @@ from salus import __version__
 from salus.client.connection import ServiceConnection
 from salus.errors import SalusError, ServiceUnavailable
 from salus.paths import runtime_dir, socket_path, state_dir
+from salus.service.mps import CONTROL, find_control
 from salus.units import format_bytes
 
 OLDEST_PYTHON = (3, 10)
@@ -207,11 +208,11 @@ def _nvml() -> Finding:
 
 
 def _mps() -> Finding:
-    found = shutil.which("nvidia-cuda-mps-control")
+    found = find_control()
     if found is None:
-        advice = "lanes take turns instead of running in parallel; it comes with NVIDIA's driver"
-        return Finding("MPS", Verdict.NOTE, "nvidia-cuda-mps-control is not on the PATH", advice)
-    return Finding("MPS", Verdict.GOOD, found)
+        advice = "the driver slices time between jobs in different lanes; it comes with NVIDIA's driver"
+        return Finding("MPS", Verdict.NOTE, f"{CONTROL} was not found", advice)
+    return Finding("MPS", Verdict.GOOD, f"{found}; salus serve --mps on uses it")
 
 
 def _plots() -> Finding:
