@@ -521,6 +521,21 @@ void salus_lane_free(void *pointer, size_t size, int device, void *stream) {
     LEAVE;
 }
 
+int salus_arena_wait(void) {
+    const struct device *device;
+    int entered, status;
+    pthread_mutex_lock(&arena.lock);
+    device = arena.device;
+    pthread_mutex_unlock(&arena.lock);
+    if (!device)
+        return -1;
+    /* Not with the lock: other threads of the script allocate meanwhile. */
+    entered = device->enter();
+    status = device->idle();
+    device->leave(entered);
+    return status;
+}
+
 uint64_t salus_arena_lane_changes(void) {
     return arena.lane_changes;
 }

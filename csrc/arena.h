@@ -85,6 +85,8 @@ EXPORTED int salus_arena_where(void);
 /* The service was started again: a new page and a new channel. Whoever does not hold the lease of its lane keeps nothing of
  * the lane mapped; whoever does hands all of it over at its next boundary. */
 EXPORTED int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds);
+/* Until the device has done everything that this process began; not 0 if it failed at that. */
+EXPORTED int salus_arena_wait(void);
 /* How often a segment of the lane was made or freed. */
 EXPORTED uint64_t salus_arena_lane_changes(void);
 /* Before a lease is given up. The ranges (address, size, ...), by address, hold live data: what backs them becomes private.

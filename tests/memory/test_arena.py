@@ -126,6 +126,28 @@ def test_a_segment_of_the_lane_is_published_when_the_lease_is_given_up(pair):
     arena.free("lane", address, 20 * MIB)
 
 
+def test_a_lease_is_passed_on_only_if_the_service_knows_everything(pair):
+    arena, played = pair
+    words, word = played.page.words, ctypes.c_uint64()
+
+    def passes(ticket: int) -> bool:
+        return arena.pass_on(ctypes.addressof(word), ticket, True)
+
+    address = arena.alloc("lane", 2 * MIB)
+    words[Word.PASS], words[Word.PASS_SENT] = 5, words[Word.JOB_PACKETS]
+    assert arena.yield_([]) and not passes(5), "it said what it has made"
+    words[Word.PASS_SENT] = words[Word.JOB_PACKETS]
+    assert not passes(4), "another ticket"
+    words[Word.WAITING_FOR_MEMORY] = 1
+    assert not passes(5), "a thread waits for memory"
+    words[Word.WAITING_FOR_MEMORY] = 0
+    assert word.value == words[Word.PASSED] == 0
+    assert passes(5) and word.value == 11 and words[Word.PASSED] == 11
+    words[Word.PASS] = 6
+    assert arena.pass_on(ctypes.addressof(word), 6, False) and words[Word.PASSED] == 12 and word.value == 13
+    arena.free("lane", address, 2 * MIB)
+
+
 def test_what_is_alive_is_taken_and_returned_when_it_is_free_for_a_while(pair):
     arena, played = pair
     address = arena.alloc("lane", 20 * MIB)

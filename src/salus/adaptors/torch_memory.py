@@ -206,7 +206,7 @@ class TorchMemory:
     def before_yield(self) -> bool:
         try:
             if not self._active:
-                _cuda.synchronize(self._device)
+                self._arena.wait()
                 return True
             if self._trace is not None:
                 self._mark("idle" if _cuda.current_stream(self._device).query() else "yields")
@@ -216,7 +216,8 @@ class TorchMemory:
             return left
         except Exception as error:
             # Without knowing what lives in the lane, it cannot be left.
-            self._once(f"the lane cannot be left ({type(error).__name__}: {error})")
+            why = (str(error).strip().splitlines() or [""])[0]
+            self._once(f"the lane cannot be left ({type(error).__name__}: {why})")
             return False
 
     def _live(self) -> array.array[int]:
@@ -232,7 +233,7 @@ class TorchMemory:
         return flat
 
     def _wait(self) -> None:
-        _cuda.synchronize(self._device)
+        self._arena.wait()
         self._mark("idle")
 
     def _mark(self, what: str) -> None:
@@ -248,7 +249,8 @@ class TorchMemory:
         return brought
 
     def wait(self) -> None:
-        _cuda.synchronize(self._device)
+        with contextlib.suppress(SalusError):  # the script will see that for itself
+            self._arena.wait()
 
     def detach(self) -> bool:
         return not self._active or self._arena.detach()

@@ -33,6 +33,8 @@ READY_S = 120.0
 AHEAD = 2
 """One by one, so many of the next ones start up meanwhile."""
 WARM_UP = 3
+REST_S = 0.5
+REST_LIMIT_S = 5.0
 Say = Callable[[str], None]
 
 
@@ -167,8 +169,16 @@ class _GpuMemory:
     def __init__(self, device: str) -> None:
         self._nvml = Nvml()
         self._gpu = choose(self._nvml.gpus(), None) if device == "cuda" else None
-        self._before = self._now()
+        self._before = self._at_rest()
         self.most_bytes = 0
+
+    def _at_rest(self) -> int:
+        """Once the processes of the side before have let go of theirs."""
+        now, before, deadline = self._now(), -1, time.monotonic() + REST_LIMIT_S
+        while now != before and self._gpu is not None and time.monotonic() < deadline:
+            time.sleep(REST_S)
+            now, before = self._now(), now
+        return now
 
     def look(self) -> None:
         self.most_bytes = max(self.most_bytes, self._now() - self._before)

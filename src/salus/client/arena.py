@@ -107,6 +107,15 @@ class Arena:
         """After a grant. False: the lane's memory could not be had, and the job must not run."""
         return bool(self._c.salus_arena_resume(int(poison)) == 0)
 
+    def wait(self) -> None:
+        """Until the device has done everything that this process began. Raises `SalusError` if it failed at that.
+
+        Rather than the framework's own call: a helper thread that is in the middle of that one when Python ends takes
+        the whole process down, because C++ does not let itself be left like this.
+        """
+        if self._c.salus_arena_wait():
+            raise SalusError("the device failed")
+
     def segments(self) -> int:
         """Changes whenever the lane's segments do."""
         return int(self._c.salus_arena_lane_changes())
