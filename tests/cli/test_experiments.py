@@ -13,7 +13,7 @@ import pytest
 
 from salus.bench import report
 from salus.bench.experiment import Job, Ran, Settings, Steps, at_once, one_by_one
-from salus.bench.experiments import fairness, jct, overhead, packed, preemption
+from salus.bench.experiments import fairness, jct, memory, overhead, packed, preemption
 from salus.errors import RequestRejected
 
 TINY = [Job(f"j{number}", "tiny", 8, 800, alone_s=1.0 + number, ephemeral="3GiB") for number in range(2)]
@@ -83,6 +83,21 @@ def test_overhead_is_told_from_the_weather():
 def test_iterations_that_follow_one_another_are_one_span_of_computing():
     one = Ran("a", 0.0, [1.0, 2.0, 3.1, 9.0, 10.0])
     assert preemption._spans(one, 1.0) == [(0.0, 3.1), (8.0, 10.0)]
+
+
+def test_memory_is_told_by_model_and_drawn(tmp_path):
+    steps = Steps(None, {})
+    rows = [{"name": "alexnet", "persistent": 500.0, "ephemeral": 900.0, "internal": 600.0, "failed": None}]
+    rows += [{**rows[0], "name": "googlenet", "failed": "out of memory"}]
+    steps.rows("alexnet googlenet", lambda: rows)
+    result = memory.run(Settings("cuda", jobs=2), steps, quiet)
+    told = memory.verdicts(result)
+    assert told[0][:2] == ("alexnet, batch 25", "persistent 500 MiB, ephemeral 900 MiB, internal 600 MiB")
+    assert told[1][1] == "out of memory"
+    memory.draw(result, tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").stat().st_size > 1000
+    with pytest.raises(RequestRejected, match="there is no GPU here"):
+        memory.run(SETTINGS, steps, quiet)
 
 
 def test_the_simulator_is_asked_about_the_same_jobs():

@@ -269,6 +269,14 @@ class Steps:
             self._keep()
         return [Ran(**one) for one in self._done[name]]
 
+    def rows(self, name: str, measure: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """The same for what is no list of runs."""
+        if name not in self._done:
+            self._done[name] = measure()
+            self._keep()
+        found: list[dict[str, Any]] = self._done[name]
+        return found
+
     def raw(self) -> dict[str, Any]:
         return self._done
 

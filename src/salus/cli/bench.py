@@ -177,6 +177,17 @@ def pair(
 
 
 @app.command()
+def memory(
+    device: Device = "auto", jobs: Jobs = None, capacity: Capacity = None, out: Out = None, plot: Plot = None
+) -> None:
+    """Measure what each model needs of the GPU's memory: across iterations, within one, and outside any allocator.
+
+    Example: `salus bench memory --jobs 5 --plot memory.png`
+    """
+    _experiment("memory", device, 1.0, jobs, capacity, out, plot)
+
+
+@app.command()
 def tuning(
     device: Device = "auto", scale: Scale = 1.0, jobs: Jobs = None, capacity: Capacity = None, out: Out = None,
     plot: Plot = None,
