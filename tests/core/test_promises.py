@@ -107,6 +107,63 @@ def test_an_heir_keeps_its_memory_and_its_lane_whoever_wants_them():
     world.drain()
 
 
+def test_an_heir_that_must_make_room_is_told_so_when_it_gets_the_lease():
+    world = World("pack", capacity=16, quantum_s=0.02)
+    world.arrive("s", footprint(1, 3))
+    world.arrive("g", footprint(2, 6))
+    world.arrive("h", footprint(2, 6))
+    assert world.lane_of("g") == world.lane_of("h") != world.lane_of("s")
+    assert promised(world.announce("g")) == ["h"]
+    world.want("s", footprint(12, 3))
+    world.now += 0.03
+    world.iterate("g")
+    assert world.places["h"].revoked, "nobody would hear of its next boundary otherwise"
+    world.drain()
+
+
+def test_an_heir_that_the_policy_would_not_run_any_more_is_revoked_in_time():
+    world = World("srtf:fill=off", capacity=40, quantum_s=0.02)
+    world.arrive("g", footprint(1, 20), length_s=100.0)
+    world.arrive("h", footprint(1, 20), length_s=150.0)
+    assert promised(world.announce("g")) == ["h"]
+    world.arrive("x", footprint(1, 5), length_s=5.0)
+    world.now += 0.03
+    world.iterate("g")
+    assert "h" in world.running() and world.timer_s is not None
+    world.now += 0.03
+    world.fire_timer()
+    assert world.places["h"].revoked
+    world.iterate("h")
+    assert world.running() == ["x"]
+
+
+def test_nothing_is_promised_before_all_are_back():
+    world = three_in_a_lane()
+    world.send(ev.RecoveryBegan())
+    assert world.announce("a") == []
+    world.send(ev.RecoveryFinished())
+    assert promised(world.announce("a")) == ["b"]
+
+
+def test_the_heir_of_a_stuck_job_that_has_let_go_of_it_moves_where_there_is_room():
+    world = World("rr", capacity=22)
+    world.arrive("other", footprint(1, 10))
+    world.arrive("a", footprint(1, 4))
+    world.arrive("b", footprint(1, 4))
+    world.arrive("c", footprint(1, 4))
+    runs = [name for name in "abc" if world.places[name].holds_lease]
+    (waits,) = [name for name in "abc" if name not in runs]
+    (before,) = [name for name in runs if world.lane_of(name) == world.lane_of(waits)] or ["other"]
+    assert promised(world.announce(before)) == [waits]
+    world.send(ev.JobStuck(before))
+    world.leave("other" if before != "other" else runs[0])
+    world.answer_all()
+    assert world.lane_of(waits) == world.lane_of(before), "it may have the lease already"
+    world.idle(waits)
+    world.send(ev.JobReady(waits))
+    assert world.lane_of(waits) != world.lane_of(before)
+
+
 def test_one_that_only_waits_can_announce_nothing():
     world = three_in_a_lane()
     assert world.announce("b") == []

@@ -1,8 +1,9 @@
 """A job without a framework whose iterations are all alike: nothing lives in the lane between them.
 
-argv: SOURCE ITERATIONS SECONDS PAUSE GO. An iteration takes SECONDS, and PAUSE lies between two. Prints one line of
-JSON: when each iteration began and ended (CLOCK_MONOTONIC, ns), and how many leases it passed on by itself. It fails if
-somebody else writes to the lane during an iteration of its own.
+argv: SOURCE ITERATIONS SECONDS PAUSE GO [quits]. An iteration takes SECONDS, and PAUSE lies between two. Prints one
+line of JSON: when each iteration began and ended (CLOCK_MONOTONIC, ns), and how many leases it passed on by itself. It
+fails if somebody else writes to the lane during an iteration of its own. With `quits`, it closes its connection on
+SIGUSR1.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
+import socket
 import sys
 import threading
 import time
@@ -24,6 +27,8 @@ def main(iterations: int, seconds: float, pause: float) -> None:
     lease = of_this_process()
     memory = HostMemory()
     assert lease is not None and lease.attach(memory)
+    if sys.argv[6:] == ["quits"]:
+        signal.signal(signal.SIGUSR1, lambda *_: lease._connection._sock.shutdown(socket.SHUT_RDWR))
     while not os.path.exists(sys.argv[5]):
         threading.Event().wait(0.01)
     lease.begin()

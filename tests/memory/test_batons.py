@@ -15,22 +15,17 @@ from pathlib import Path
 from tests.service.harness import SOURCE, Service, eventually
 
 JOB = Path(__file__).parent / "passing_job.py"
+KEEPING = Path(__file__).parent / "keeping_job.py"
 MEMORY = ("--persistent", "20MiB", "--ephemeral", "400MiB")
 """So that all share one lane of a device of 520 MiB."""
 ROUND_ROBIN = ("--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
 
 
-def start(service: Service, name: str, iterations: int, pause_s: float = 0.002) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        str(JOB),
-        str(SOURCE),
-        str(iterations),
-        "0.002",
-        str(pause_s),
-        str(service.folder / "go"),
-    ]
-    return service.salus_in_background("run", "--name", name, *MEMORY, "--", *command)
+def start(
+    service: Service, name: str, iterations: int, *more: str, pause_s: float = 0.002, seconds: float = 0.002
+) -> subprocess.Popen[str]:
+    arguments = [str(SOURCE), str(iterations), str(seconds), str(pause_s), str(service.folder / "go"), *more]
+    return service.salus_in_background("run", "--name", name, *MEMORY, "--", sys.executable, str(JOB), *arguments)
 
 
 def go(service: Service, *names: str) -> None:
@@ -82,6 +77,84 @@ def test_with_jobs_that_come_at_once_the_lease_is_passed_too(serve):
     assert never_two_at_once(told(*jobs)) > 50
 
 
+def test_with_short_iterations_nobody_loses_count(serve):
+    """The service counts a lease that was passed on while the heir takes it."""
+    service = serve(*ROUND_ROBIN)
+    jobs = [start(service, name, 1500, pause_s=0, seconds=0.0003) for name in "abc"]
+    go(service, *"abc")
+    never_two_at_once(told(*jobs))
+
+
+def test_what_is_made_private_at_a_yield_is_never_the_next_ones(serve):
+    """The giver says what it takes while the service names its heir."""
+    service = serve("--policy", "rr", "--quantum", "0", "--capacity", "700MiB")
+    memory = ("--persistent", "120MiB", "--ephemeral", "400MiB")
+    jobs = []
+    for role in ("taker", "peer"):
+        command = [sys.executable, str(KEEPING), str(SOURCE), "800", str(service.folder / "go"), role]
+        jobs.append(service.salus_in_background("run", "--name", role, *memory, "--", *command))
+    go(service, "taker", "peer")
+    for job in jobs:
+        output, errors = job.communicate(timeout=100)
+        assert job.returncode == 0 and "finished" in output, errors
+
+
+def stop_while_it_holds(service: Service, name: str) -> int:
+    """Stops the process while it has the lease, in an iteration or between two."""
+    pid = service.jobs()[name]["pid"]
+    for _ in range(40):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.01)
+        if service.jobs()[name]["state"] == "running":
+            return pid
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.003)
+    raise AssertionError(f"{name} never held the lease")
+
+
+def test_an_heir_that_lost_its_connection_does_not_take_the_lane_with_it(serve):
+    service = serve(*ROUND_ROBIN)
+    names = [f"q{number}" for number in range(4)]
+    job = start(service, "a", 100_000, pause_s=0.0025, seconds=0.0001)
+    quitters = [start(service, name, 100_000, "quits", pause_s=0.0025, seconds=0.0001) for name in names]
+    go(service, "a", *names)
+    eventually(lambda: service.jobs()["a"]["iterations"] > 20, "it runs")
+    for name in names:
+        pid = stop_while_it_holds(service, "a")
+        os.kill(service.jobs()[name]["pid"], signal.SIGUSR1)
+        time.sleep(0.05)
+        before = service.jobs()["a"]["iterations"]
+        os.kill(pid, signal.SIGCONT)
+        eventually(lambda before=before: service.jobs()["a"]["iterations"] > before + 10, "the others go on")
+    assert all(one.poll() is None for one in (job, *quitters))
+
+
+def test_the_heir_of_a_stuck_job_is_asked_and_waits_like_any_other_again(serve):
+    service = serve(*ROUND_ROBIN, "--stuck-after", "0.3s")
+    # Nearly all of the time that one has the lease lies between two iterations.
+    jobs = [start(service, name, 100_000, pause_s=0.0025, seconds=0.0001) for name in "ab"]
+    go(service, *"ab")
+    eventually(lambda: service.jobs()["a"]["iterations"] > 20, "it runs")
+    for _ in range(10):
+        pid = stop_while_it_holds(service, "a")
+        service.when("a", "stuck")
+        time.sleep(1.2)  # until the journal is on the disk
+        events = [json.loads(line) for line in service.journals()[0].read_text().splitlines()[1:]]
+        stuck = max(number for number, line in enumerate(events) if line["event"]["kind"] == "JobStuck")
+        kinds = [[action["kind"] for action in line["actions"]] for line in events]
+        last = max(n for n, names in enumerate(kinds[:stuck]) if "GrantLease" in names or "PromiseLease" in names)
+        os.kill(pid, signal.SIGCONT)
+        if "PromiseLease" in kinds[last]:
+            assert any("WithdrawPromise" in names for names in kinds[stuck:])
+            break
+    else:
+        raise AssertionError("it was never stopped between two iterations")
+    before = {name: service.jobs()[name]["iterations"] for name in "ab"}
+    for name in "ab":
+        eventually(lambda name=name: service.jobs()[name]["iterations"] > before[name] + 20, "both go on")
+    assert all(job.poll() is None for job in jobs)
+
+
 def test_jobs_are_killed_at_any_moment_and_the_others_go_on(serve):
     service = serve(*ROUND_ROBIN)
     before = service.descriptors()
@@ -102,15 +175,8 @@ def test_a_giver_that_is_stopped_keeps_its_lease_and_its_heir_goes_on_when_it_is
     service = serve(*ROUND_ROBIN, "--stuck-after", "0.5s")
     jobs = [start(service, name, 100_000) for name in "ab"]
     go(service, *"ab")
-    pid = eventually(lambda: service.jobs()["a"]["iterations"] > 20 and service.jobs()["a"]["pid"], "it runs")
-    for _ in range(20):
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.01)
-        if service.jobs()["a"]["state"] == "running":
-            break
-        os.kill(pid, signal.SIGCONT)
-        time.sleep(0.003)
-    assert service.jobs()["a"]["state"] == "running"
+    eventually(lambda: service.jobs()["a"]["iterations"] > 20, "it runs")
+    pid = stop_while_it_holds(service, "a")
     rests = service.jobs()["b"]["iterations"]
     time.sleep(0.1)
     assert service.jobs()["b"]["iterations"] <= rests + 1

@@ -24,6 +24,7 @@ SAMPLES = [
     msg.Ready(),
     msg.Yielding(True),
     msg.Yielded(True),
+    msg.Recalled(7),
     msg.Finished(-9),
     msg.ListJobs(True),
     msg.GetStatus(),

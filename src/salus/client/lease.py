@@ -229,8 +229,7 @@ class Lease:
 
     def _sleep(self, looked: bool) -> None:
         """Until the service, or the one before us, has something to say. Who `looked` in vain does not look again."""
-        batons = self._batons
-        ticket = self._words[_BATON] if batons is not None else 0
+        batons, ticket = self._batons, self._ticket()
         if not looked and ticket and batons is not None and batons.is_coming(ticket):
             return
         (self._bell_poll if ticket else self._grant_poll).poll()
@@ -243,7 +242,7 @@ class Lease:
         """The one before us is about to stop: a lease that is a moment away is not slept for. True: in vain."""
         words, batons, deadline = self._words, self._batons, 0
         while words[_GRANTS] <= self._taken:
-            ticket = words[_BATON] if batons is not None else 0
+            ticket = self._ticket()
             coming = ticket and batons is not None and batons.is_coming(ticket)
             if not (coming or words[_SOON]) or (coming and batons is not None and batons.is_passed(ticket)):
                 return False
@@ -255,14 +254,20 @@ class Lease:
             os.sched_yield()
         return False
 
+    def _ticket(self) -> int:
+        """With which a lease may come from the job before us; 0: it comes from the service alone."""
+        ticket = self._words[_BATON]
+        return ticket if ticket > self._spent and self._batons is not None else 0
+
     def _accept_grant(self) -> bool:
-        words, batons = self._words, self._batons
-        ticket = words[_BATON]
-        if words[_GRANTS] > self._taken:
-            self._taken = words[_GRANTS]
-        elif ticket > self._spent and batons is not None and batons.is_passed(ticket):
+        batons = self._batons
+        # Each is read once: the service may be about to count the very lease that is taken here.
+        ticket, granted = self._ticket(), self._words[_GRANTS]
+        if granted > self._taken:
+            self._taken = granted
+        elif ticket and batons is not None and batons.is_passed(ticket):
             # The service will count this one too.
-            self._taken = words[_GRANTS] + 1
+            self._taken = granted + 1
         else:
             return False
         self._spent = max(self._spent, ticket)
@@ -356,6 +361,9 @@ class Lease:
     def _listen_for_grants(self, grant_event: int, batons: list[int]) -> None:
         self._grant_event = grant_event
         self._grant_poll, self._bell_poll = select.poll(), select.poll()
+        if self._batons is not None:
+            # (Whoever sleeps by it is woken by the old event.)
+            os.close(self._batons.bell)
         for poll in (self._grant_poll, self._bell_poll):
             poll.register(grant_event, select.POLLIN)
         self._batons, self._spent, self._announced_ns = None, 0, 0
@@ -461,6 +469,9 @@ class Lease:
                 message, _ = connection.receive()
                 if isinstance(message, msg.Farewell):
                     return "the service has ended"
+                if isinstance(message, msg.Recall):
+                    self._answer_recall(message.ticket)
+                    continue
                 self._page(connection)
                 passed = self._words[_BOUNDARIES]
                 while self._managed and self._words[_CONTENDED]:
@@ -479,6 +490,13 @@ class Lease:
             return str(error)
         except Exception as error:  # whatever it is, it must not end up in the user's output as a traceback
             return f"{type(error).__name__}: {error}"
+
+    def _answer_recall(self, ticket: int) -> None:
+        """A lease is taken with the lock held: if there is none now, none comes by that ticket any more."""
+        with self._lock:
+            if not self._holding:
+                self._spent = max(self._spent, ticket)
+                self._send(msg.Recalled(ticket))
 
     def _page(self, connection: ServiceConnection) -> None:
         while self._memory is not None and self._memory.listen():

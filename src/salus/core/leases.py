@@ -129,9 +129,13 @@ def settle(st: State) -> None:
     for lane_id, lane in st.leases.items():
         wanted = chosen.get(lane_id)
         if lane.holder is None:
-            wanted, lane.heir = lane.heir or wanted, None
-            if wanted is not None:
-                _grant(st, lane_id, lane, wanted)
+            heir, lane.heir = lane.heir, None
+            next_one = heir or wanted
+            if next_one is not None:
+                _grant(st, lane_id, lane, next_one)
+            if heir is not None and heir.lease is Lease.HELD and (heir is not wanted or heir.job_id in st.vacating):
+                # It was promised before that was known.
+                _revoke_in_time(st, heir)
         elif wanted is not lane.holder and lane.holder.lease is Lease.HELD and not lane.holder.stalled:
             _revoke_in_time(st, lane.holder)
         contended = contended or len(lane.ready) > 1

@@ -211,7 +211,7 @@ class Scheduler:
 
     def _on_job_yielding(self, event: ev.JobYielding) -> None:
         job = self._job(event.job_id, event)
-        if job.holds:
+        if job.holds and not self._state.recovering:
             leases.promise(self._state, job)
 
     def _on_footprint_changed(self, event: ev.FootprintChanged) -> None:

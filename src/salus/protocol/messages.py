@@ -127,6 +127,13 @@ class Yielded:
 
 
 @dataclass(frozen=True)
+class Recalled:
+    """The answer to `Recall`: the process does not hold a lease, and will take none by this ticket."""
+
+    ticket: int
+
+
+@dataclass(frozen=True)
 class Finished:
     """From the launcher: the job's process ended, with this status (negative: the signal that killed it)."""
 
@@ -197,6 +204,13 @@ class Attached:
     page that all jobs of the user share and its bell (`BatonPage`)."""
 
     job_id: str
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The lease that the process was promised may not come. Unless it has it already, it answers with `Recalled`."""
+
+    ticket: int
 
 
 @dataclass(frozen=True)
@@ -277,6 +291,7 @@ FROM_CLIENT = (
     Ready,
     Yielding,
     Yielded,
+    Recalled,
     Finished,
     ListJobs,
     GetStatus,
@@ -290,6 +305,7 @@ FROM_SERVICE = (
     Registered,
     Attached,
     Told,
+    Recall,
     Look,
     Queued,
     Admitted,

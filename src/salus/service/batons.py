@@ -7,21 +7,24 @@ heir runs. The giver's message, as ever, makes us see to the rest.
 
 What keeps it safe:
 - From the promise on the core treats the heir as one that runs: it keeps its lane and its memory.
-- The heir has been sent everything about the lane before it is promised, and nothing more until the lease is over. The
-  giver passes on only if it has told us nothing since; else the lane is not what the heir knows, and the lease goes the
-  long way.
+- The heir has been sent everything about the lane that we have heard before it is promised, and nothing more until the
+  lease is over. The giver passes on only if it has told us nothing beyond that; else the lane is not what the heir
+  knows, and the lease goes the long way.
 - Before anything is decided, the pages of all givers are looked at (`passed`): what was passed on is known here no
   later than any message of whoever runs because of it, or than the death of either.
-- A promise is withdrawn only when the heir is dead, when the giver waits for memory (then its arena does not pass on),
-  or when its lease has ended in another way.
+- A promise is withdrawn when the heir is dead, or has said that it did not take the lease and cannot any more
+  (`Recalled`); when the giver waits for memory, and so its arena does not pass on; or when the giver's lease has ended
+  in another way. The giver may have passed on just before it could see that. So its ticket stays known, as one that is
+  nobody's, and it gets no other one in that lease.
 - It is for jobs of one user in one lane. Nobody else can write to the page they share.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from salus.protocol import messages as msg
 from salus.protocol.page import JobState, Page, Word
 from salus.service.job import LiveJob
 
@@ -30,7 +33,8 @@ from salus.service.job import LiveJob
 class Offer:
     ticket: int
     giver: LiveJob
-    heir: LiveJob
+    heir: LiveJob | None
+    """None: it is nobody's any more."""
 
 
 class Batons:
@@ -58,8 +62,10 @@ class Batons:
             return False
         if giver.uid != heir.uid or heir.worker is None or heir.page.words[Word.STATE] != JobState.WAITING:
             return False
-        if not giver.link.catch_up():
+        if giver.job_id in self._offers or not giver.link.catch_up():
             return False
+        # What has been taken in by now is what the heir is told. The giver may be saying more at this very moment.
+        heard = giver.link.received
         heir.link.bring_up_to_date()
         heir.link.holds = True
         self._tickets += 1
@@ -67,14 +73,26 @@ class Batons:
         heir.cleared = bool(words[Word.SCRUB])
         words[Word.REVOKE] = words[Word.CONTENDED] = 0
         words[Word.BATON] = self._tickets
-        giver.page.words[Word.PASS_SENT] = giver.page.words[Word.JOB_PACKETS]
+        giver.page.words[Word.PASS_SENT] = heard
         giver.page.words[Word.PASS] = self._tickets
         self._offers[giver.job_id] = Offer(self._tickets, giver, heir)
         return True
 
+    def recall(self, job: LiveJob) -> None:
+        """The giver, or the heir, cannot be counted on: the ticket is hidden, and the heir asked whether it has it."""
+        for offer in list(self._offers.values()):
+            if offer.heir is not None and (job is offer.giver or job is offer.heir):
+                self._hide(offer)
+                if offer.heir.worker is not None:
+                    offer.heir.worker.send(msg.Recall(offer.ticket))
+
+    def is_promised(self, heir: LiveJob, ticket: int) -> bool:
+        return any(offer.heir is heir and offer.ticket == ticket for offer in self._offers.values())
+
     def withdraw(self, heir: LiveJob) -> None:
         for offer in [offer for offer in self._offers.values() if offer.heir is heir]:
-            self._forget(offer)
+            self._hide(offer)
+            self._offers[offer.giver.job_id] = replace(offer, heir=None)
             if heir.link is not None:
                 heir.link.holds = False
 
@@ -84,21 +102,25 @@ class Batons:
         for offer in list(self._offers.values()):
             said = offer.giver.page.words[Word.PASSED] if offer.giver.page is not None else 0
             if said >> 1 == offer.ticket:
-                self._forget(offer)
+                del self._offers[offer.giver.job_id]
+                self._hide(offer)
                 found.append((offer, bool(said & 1)))
         return found
 
-    def over(self, giver: LiveJob) -> None:
-        """Its lease ended otherwise: what it was offered is void."""
-        offer = self._offers.get(giver.job_id)
-        if offer is not None:
-            self.withdraw(offer.heir)
+    def over(self, giver: LiveJob) -> LiveJob | None:
+        """Its lease ended otherwise: what it was offered is void. The heir, if that is alive and cannot be asked."""
+        offer = self._offers.pop(giver.job_id, None)
+        if offer is None or offer.heir is None:
+            return None
+        self._hide(offer)
+        if offer.heir.link is not None:
+            offer.heir.link.holds = False
+        return offer.heir if offer.heir.worker is None else None
 
-    def _forget(self, offer: Offer) -> None:
-        del self._offers[offer.giver.job_id]
+    def _hide(self, offer: Offer) -> None:
         if offer.giver.page is not None:
             offer.giver.page.words[Word.PASS] = 0
-        if offer.heir.page is not None:
+        if offer.heir is not None and offer.heir.page is not None:
             offer.heir.page.words[Word.BATON] = 0
 
     def forget_user(self, uid: int) -> None:

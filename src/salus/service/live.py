@@ -265,15 +265,34 @@ class Live:
             return
         if not self.scheduler.jobs[job.job_id].holds:
             raise RequestRejected(f"job {job.job_id} gives up a lease that it does not have")
-        self._batons.over(job)
+        self._end_offer(job)
         self._gave_up(job, wants_more)
 
     def _settle_batons(self) -> None:
         """Leases that went straight from one job to the next."""
         for offer, wants_more in self._batons.passed():
+            if offer.heir is None:
+                self._gave_up(offer.giver, wants_more)
+                continue
             offer.heir.runs_already = True
-            self._gave_up(offer.giver, wants_more)
-            offer.heir.runs_already = False
+            try:
+                self._gave_up(offer.giver, wants_more)
+            finally:
+                offer.heir.runs_already = False
+
+    def _end_offer(self, giver: LiveJob) -> None:
+        """Its lease is over, and was not passed on. An heir that went on by itself must not get it."""
+        gone = self._batons.over(giver)
+        if gone is not None and gone.job_id in self.scheduler.jobs:
+            self.decide(ev.JobIdled(gone.job_id))
+
+    def recalled(self, heir: LiveJob, ticket: int) -> None:
+        """It does not hold the lease that it was promised, and cannot take it any more."""
+        self._settle_batons()
+        if self._batons.is_promised(heir, ticket):
+            # It waits like any other again.
+            self.decide(ev.JobIdled(heir.job_id))
+            self.decide(ev.JobReady(heir.job_id))
 
     def _gave_up(self, job: LiveJob, wants_more: bool) -> None:
         self._report_others(job)
@@ -297,7 +316,7 @@ class Live:
 
     def lease_went_with(self, job: LiveJob) -> None:
         """It was paged out in mid-iteration, and so its lease is over."""
-        self._batons.over(job)
+        self._end_offer(job)
         self._report_others(None)
         self.holders.pop(job.job_id, None)
         if job.link is not None:
@@ -325,9 +344,13 @@ class Live:
             if core.lease is Lease.NONE and not core.stalled:
                 # It goes on by itself, outside the lane. A lease would be lost on it.
                 self.decide(ev.JobIdled(job.job_id))
+            elif core.lease is Lease.PROMISED:
+                self._batons.recall(job)
             return
+        # It is dead: whatever it passed on, it had passed on before.
+        self._settle_batons()
         self._report_others(None)
-        self._batons.over(job)
+        self._end_offer(job)
         self._drop_what_it_left(job)
         job.worker = None
         self.holders.pop(job.job_id, None)
@@ -393,7 +416,7 @@ class Live:
             job.ends_with = job.ends_with or (exit_code,)
             return
         self._settle_batons()
-        self._batons.over(job)
+        self._end_offer(job)
         self._report_others(None)
         self._drop_what_it_left(job)
         core = self.scheduler.jobs[job.job_id]
@@ -743,6 +766,7 @@ class Live:
             if stuck != core.stuck:
                 if stuck:
                     log.warning("job %s (%s) has passed no boundary for %g s", job.job_id, job.asked.name, after_s)
+                    self._batons.recall(job)
                 self.handle(ev.JobStuck(job.job_id, stuck))
 
     def _lane_released(self, lane_id: int, size_bytes: int) -> None:

@@ -162,6 +162,11 @@ class Link:
         self.broken = False
         """It said what cannot be, or something could not be sent to it: nothing more is known of what it has."""
 
+    @property
+    def received(self) -> int:
+        """Packets of its arena that have been taken in."""
+        return self._received
+
     # What the core decided.
 
     def set_quota(self, private_bytes: int, lane_bytes: int) -> None:

@@ -105,6 +105,7 @@ class Server:
             msg.Ready: self._on_ready,
             msg.Yielding: self._on_yielding,
             msg.Yielded: self._on_yielded,
+            msg.Recalled: self._on_recalled,
             msg.Finished: self._on_finished,
             msg.ListJobs: self._on_list_jobs,
             msg.GetStatus: self._on_get_status,
@@ -337,6 +338,10 @@ class Server:
             job.live.yielded(job, message.wants_more, message.passed)
         except RequestRejected as error:
             raise msg.ProtocolError(str(error)) from None
+
+    def _on_recalled(self, connection: Connection, message: msg.Recalled) -> None:
+        job = self._worker(connection)
+        job.live.recalled(job, message.ticket)
 
     def _on_finished(self, connection: Connection, message: msg.Finished) -> None:
         job = self._launchers.get(connection)
