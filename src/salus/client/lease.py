@@ -361,9 +361,6 @@ class Lease:
     def _listen_for_grants(self, grant_event: int, batons: list[int]) -> None:
         self._grant_event = grant_event
         self._grant_poll, self._bell_poll = select.poll(), select.poll()
-        if self._batons is not None:
-            # (Whoever sleeps by it is woken by the old event.)
-            os.close(self._batons.bell)
         for poll in (self._grant_poll, self._bell_poll):
             poll.register(grant_event, select.POLLIN)
         self._batons, self._spent, self._announced_ns = None, 0, 0
@@ -457,7 +454,7 @@ class Lease:
             self._connection = connection
             before = self._grant_event
             self._listen_for_grants(grant_event, arena[1:])
-            # Whoever waits at the old one comes over. It is not closed: somebody may be on the way to it.
+            # Whoever waits at the old one comes over. It is not closed, nor the old bell: somebody may be on the way.
             os.eventfd_write(before, 1)
         return connection
 
