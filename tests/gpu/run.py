@@ -214,7 +214,8 @@ def throughput(rounds: int) -> dict[str, Any]:
                 run = command("resnet50", 3 * rounds * TURN, "--block", str(TURN))
                 jobs[name] = [anywhere.start_bare(run)]
                 continue
-            service = stack.enter_context(OwnService("--capacity", "8.2GiB", *options))
+            # Room for one lane and, while they sit idle between two rounds, for the gradients of all three.
+            service = stack.enter_context(OwnService("--capacity", "10GiB", *options))
             run = command("resnet50", rounds * TURN, "--block", str(TURN))
             needs = ("--persistent", "0.6GiB", "--ephemeral", "3.6GiB")
             jobs[name] = [service.run(run, "--name", f"r{number}", *needs) for number in range(3)]

@@ -101,6 +101,28 @@ def _together(found: dict[str, Any]) -> list[Verdict]:
     ]
 
 
+def _lane(found: dict[str, Any]) -> list[Verdict]:
+    rows: list[Verdict] = []
+    sides = found["memory"]
+    alone = [row for name, row in sides.items() if name.startswith("alone")]
+    best = max(row["iterations_a_second"] for row in alone)
+    one = alone[-1]
+    context = max(one["nvml_mib_by_process"].values()) - sum(one["persistent_mib"]) - sum(one["ephemeral_mib"])
+    for name, row in sides.items():
+        if name.startswith("alone"):
+            rows.append((f"{name}, iterations a second", f"{row['iterations_a_second']:.1f}", "", True))
+            continue
+        took = row["hand_over_us"]["median_us"]
+        rows.append((f"{name}: hand-over, median", f"{took:.0f} us", "at most 250 us", took <= 250))
+        whole = len(row["persistent_mib"]) * context + sum(row["persistent_mib"]) + row["lane_chunks_mib"]
+        memory = row["nvml_mib"] / whole
+        what = f"{name}: memory, to three contexts, what is persistent and one lane"
+        rows.append((what, f"{memory:.3f}", "at most 1.03", memory <= 1.03))
+        ratio = row["iterations_a_second"] / best
+        rows.append((f"{name}: throughput, to the better of alone", f"{ratio:.3f}", "at least 0.99", ratio >= 0.99))
+    return rows
+
+
 def _paging(found: dict[str, Any]) -> list[Verdict]:
     rows: list[Verdict] = []
     for policy, row in found["paging"]["policies"].items():
@@ -146,6 +168,7 @@ def _switch(found: dict[str, Any]) -> list[Verdict]:
 
 SUITE: tuple[tuple[str, str, Callable[[dict[str, Any]], list[Verdict]]], ...] = (
     ("gpu-together.json", "All kinds of scripts at once", _together),
+    ("gpu-lane.json", "Three ResNet-50 in one lane", _lane),
     ("gpu-paging.json", "Eight jobs of 4 GiB on 16 GiB", _paging),
     ("gpu-shares.json", "Fair by memory and time", _shares),
     ("gpu-faults.json", "Faults", _faults),
