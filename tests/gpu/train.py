@@ -277,7 +277,7 @@ def linear(width: int, layers: int, batch: int) -> Step:
 
 def large() -> Step:
     """4 GiB that stay, with its gradients: for when there is not room for everyone."""
-    return linear(8192, layers=4, batch=256)
+    return linear(7680, layers=4, batch=256)
 
 
 def sized(width: int) -> Step:
