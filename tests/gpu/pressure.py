@@ -32,7 +32,7 @@ from tests.gpu.jobs import START_LIMIT_S, command, result_of, says_ready
 
 JOBS = 8
 CAPACITY = "16GiB"
-NEEDS = ("--persistent", "4.1GiB", "--ephemeral", "2.1GiB")
+NEEDS = ("--persistent", "4.3GiB", "--ephemeral", "2.1GiB")
 KILLS = 30
 ENDING_S = 0.05
 """Between the last word of a process that ends and the news of its end."""
