@@ -27,6 +27,8 @@ def test_the_next_one_is_named_before_the_lease_is_free_and_gets_it_then():
     assert promised(world.announce("a")) == ["b"]
     assert world.running() == ["a"]
     assert world.announce("a") == [], "once is enough"
+    world.send(ev.UtilizationMeasured("c", 0.1))
+    assert world.scheduler.next_in_lane("a") == "b"
     world.iterate("a")
     assert world.running() == ["b"]
     assert promised(world.announce("b")) == ["c"]

@@ -154,7 +154,9 @@ def has_mps(device: str) -> bool:
 @contextlib.contextmanager
 def plain_mps(folder: Path) -> Iterator[dict[str, str]]:
     """A daemon as people start it by hand; what a process needs in its environment to join it."""
-    (gpu, *_) = Nvml().gpus()
+    gpu = choose(Nvml().gpus(), None)
+    if gpu is None:
+        raise RequestRejected("there is no GPU for MPS")
     mps = Mps(folder / "mps", gpu.uuid)
     mps.start()
     try:

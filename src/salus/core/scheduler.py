@@ -105,8 +105,10 @@ class Scheduler:
         return len(self._state.waiting)
 
     def next_in_lane(self, holder_id: JobId) -> JobId | None:
-        """Who would run in the lane if its holder stopped now; a guess, for getting ready, and no decision."""
+        """Who would run in the lane if its holder stopped now: its heir, or else a guess, for getting ready."""
         lane = self._state.leases.get(self._job(holder_id).lane or 0)
+        if lane is not None and lane.heir is not None:
+            return lane.heir.job_id
         entry = lane.ready.first_entry(besides={holder_id}) if lane is not None else None
         return None if entry is None else entry[2].job_id
 
