@@ -40,16 +40,12 @@ from salus.service.mps import Mps
 from salus.service.paging import Pager
 from salus.service.registry import Registry
 from salus.service.view import MOST_LANES, describe, footprint_of
+from salus.service.watch import Watch
 
 log = logging.getLogger(__name__)
 
 KEPT_ENDED = 1000
 """Ended jobs that `ps --all` can still show."""
-CONTENTION_S = 0.01
-"""How often lease holders are looked at, while somebody waits: one that sits between two iterations is told."""
-SITS = (JobState.STARTING, JobState.BETWEEN)
-SITS_S = 0.002
-"""One that is between two iterations is looked at again after this long."""
 QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
 AWAKE_S = 0.002
@@ -81,7 +77,8 @@ class Live:
         self.scheduler = Scheduler(device.config, policy)
         self.lanes = Lanes(self._lane_released)
         self._pager = Pager(self)
-        self._batons = Batons()
+        self.batons = Batons()
+        self.watch = Watch(self)
         self.jobs: dict[str, LiveJob] = {}
         self.ended: dict[str, LiveJob] = {}
         self._journal, self._history, self.registry, self.on_empty = journal, history, registry, on_empty
@@ -89,7 +86,6 @@ class Live:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.TimerHandle | None = None
-        self._contention: asyncio.TimerHandle | None = None
         self._awake_until = 0.0
         self._outside_bytes = 0
         self._context_bytes = 0 if device.gpu is None else CONTEXT_BYTES
@@ -159,7 +155,7 @@ class Live:
             job.page, job.page_descriptor = Page.create()
             job.grant_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             if arena:
-                shared = self._batons.shared_by(job.uid)
+                shared = self.batons.shared_by(job.uid)
                 job.pidfd = os.pidfd_open(connection.pid)
                 job.link = self._link(job, job.page)
         except OSError as error:
@@ -270,7 +266,7 @@ class Live:
 
     def _settle_batons(self) -> None:
         """Leases that went straight from one job to the next."""
-        for offer, wants_more in self._batons.passed():
+        for offer, wants_more in self.batons.passed():
             if offer.heir is None:
                 self._gave_up(offer.giver, wants_more)
                 continue
@@ -282,14 +278,14 @@ class Live:
 
     def _end_offer(self, giver: LiveJob) -> None:
         """Its lease is over, and was not passed on. An heir that went on by itself must not get it."""
-        gone = self._batons.over(giver)
+        gone = self.batons.over(giver)
         if gone is not None and gone.job_id in self.scheduler.jobs:
             self.decide(ev.JobIdled(gone.job_id))
 
     def recalled(self, heir: LiveJob, ticket: int) -> None:
         """It does not hold the lease that it was promised, and cannot take it any more."""
         self._settle_batons()
-        if self._batons.is_promised(heir, ticket):
+        if self.batons.is_promised(heir, ticket):
             # It waits like any other again.
             self.decide(ev.JobIdled(heir.job_id))
             self.decide(ev.JobReady(heir.job_id))
@@ -345,7 +341,7 @@ class Live:
                 # It goes on by itself, outside the lane. A lease would be lost on it.
                 self.decide(ev.JobIdled(job.job_id))
             elif core.lease is Lease.PROMISED:
-                self._batons.recall(job)
+                self.batons.recall(job)
             return
         # It is dead: whatever it passed on, it had passed on before.
         self._settle_batons()
@@ -430,7 +426,7 @@ class Live:
         self.decide(ev.JobLeft(job.job_id))
         self._forget(job)
         if all(other.uid != job.uid for other in self.jobs.values()):
-            self._batons.forget_user(job.uid)
+            self.batons.forget_user(job.uid)
         self.ended[job.job_id] = job
         while len(self.ended) > KEPT_ENDED:
             del self.ended[next(iter(self.ended))]
@@ -488,8 +484,7 @@ class Live:
             self._journal.record(event, now, actions)
         for answer in answers:
             self.decide(answer)
-        if self._contention is None and len(self.holders) < len(self.jobs):
-            self._contention = self._loop.call_later(CONTENTION_S, self._tell_contention)
+        self.watch.look_soon()
         if self.scheduler.queue_length:
             if self._news is None:
                 self._news = self._loop.call_later(QUEUE_NEWS_S, self._tell_queue)
@@ -534,12 +529,12 @@ class Live:
                         self._loop.call_soon(self._will_yield, job)
             case act.PromiseLease(job_id, _, after):
                 heir = self.jobs[job_id]
-                if self._batons.offer(self.jobs[after], heir):
+                if self.batons.offer(self.jobs[after], heir):
                     # It sleeps by the bell from now on.
                     _wake(heir.grant_event)
             case act.WithdrawPromise(job_id):
                 if job_id in self.jobs:
-                    self._batons.withdraw(self.jobs[job_id])
+                    self.batons.withdraw(self.jobs[job_id])
             case act.AdmitJob(job_id):
                 job = self.jobs[job_id]
                 self.admit(job)
@@ -752,23 +747,6 @@ class Live:
             if job.launcher is not None:
                 job.launcher.send(msg.Told(f"job {job.job_id}: {job.fault}"))
 
-    def look_for_stuck(self, after_s: float) -> None:
-        """Lease holders that pass no boundary: an endless loop, a breakpoint, Ctrl-Z."""
-        now = self._loop.time()
-        for job in list(self.holders.values()):
-            core = self.scheduler.jobs[job.job_id]
-            if job.page is None:
-                continue
-            boundaries = job.page.words[Word.BOUNDARIES]
-            if boundaries != job.boundaries:
-                job.boundaries, job.boundary_at = boundaries, now
-            stuck = now > max(job.boundary_at, core.granted_at) + after_s
-            if stuck != core.stuck:
-                if stuck:
-                    log.warning("job %s (%s) has passed no boundary for %g s", job.job_id, job.asked.name, after_s)
-                    self._batons.recall(job)
-                self.handle(ev.JobStuck(job.job_id, stuck))
-
     def _lane_released(self, lane_id: int, size_bytes: int) -> None:
         # Not from inside the decision that it is the answer to.
         self._loop.call_soon(self.decide, ev.LaneReleased(lane_id, size_bytes))
@@ -776,41 +754,6 @@ class Live:
     def _timer_fired(self) -> None:
         self._timer = None
         self.handle(ev.TimerFired())
-
-    def _tell_contention(self) -> None:
-        """Tells a lease holder that sits between iterations when somebody waits, so that it gives up its lease.
-
-        A revocation alone is told by the page only: one that iterates looks at it at its next boundary, and waking its
-        helper thread would only be in the way.
-        """
-        self._contention = None
-        jobs = self.scheduler.jobs
-        # Somebody waits for a turn, or for memory that one who sits there could do without.
-        contended = any(core.competing and not core.holds for core in jobs.values())
-        contended = contended or any(core.ready for core in self.scheduler.queue)
-        again_s = CONTENTION_S if contended else None
-        for job in self.holders.values():
-            wanted = contended or jobs[job.job_id].lease is Lease.REVOKED
-            if job.page is None or job.worker is None:
-                continue
-            words = job.page.words
-            passed, job.passed = job.passed, words[Word.BOUNDARIES]
-            if not wanted:
-                words[Word.CONTENDED] = 0
-                continue
-            again_s = again_s or CONTENTION_S
-            if words[Word.CONTENDED] or words[Word.STATE] not in SITS:
-                continue
-            if job.passed == passed:
-                # It clears that itself when it is on its way again.
-                words[Word.CONTENDED] = 1
-                job.worker.send(msg.Look())
-            elif job.link is not None or jobs[job.job_id].lease is not Lease.REVOKED:
-                # (Without an arena, one whose lease is revoked has given it up at its boundary already.)
-                again_s = SITS_S
-        if again_s is not None:
-            # Who has a lease changes with every switch, so look again as long as there is somebody who has none.
-            self._contention = self._loop.call_later(again_s, self._tell_contention)
 
     def _tell_queue(self) -> None:
         """Tells the launchers of waiting jobs why they wait, where that has changed."""

@@ -466,7 +466,7 @@ class Server:
         while after_s > 0:
             await asyncio.sleep(min(1.0, after_s / 4))
             for live in self._lives:
-                live.look_for_stuck(after_s)
+                live.watch.look_for_stuck(after_s)
 
     async def _flush_now_and_then(self) -> None:
         while True:

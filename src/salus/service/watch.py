@@ -1,0 +1,92 @@
+"""An eye on whoever holds a lease: one that sits between two iterations while others wait, and one that ends none.
+
+Both are seen on the jobs' pages. The first is told, and its helper thread gives the lease up; of the second the core is
+told, so that nobody counts on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from salus.core import events as ev
+from salus.core.model import Lease
+from salus.protocol import messages as msg
+from salus.protocol.page import JobState, Word
+
+if TYPE_CHECKING:
+    from salus.service.live import Live
+
+log = logging.getLogger(__name__)
+
+CONTENTION_S = 0.01
+"""How often lease holders are looked at, while somebody waits: one that sits between two iterations is told."""
+SITS = (JobState.STARTING, JobState.BETWEEN)
+SITS_S = 0.002
+"""One that is between two iterations is looked at again after this long."""
+
+
+class Watch:
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._loop = asyncio.get_running_loop()
+        self._contention: asyncio.TimerHandle | None = None
+
+    def look_soon(self) -> None:
+        """Somebody may be waiting for a holder that sits."""
+        if self._contention is None and len(self._live.holders) < len(self._live.jobs):
+            self._contention = self._loop.call_later(CONTENTION_S, self._tell_contention)
+
+    def _tell_contention(self) -> None:
+        """Tells a lease holder that sits between iterations when somebody waits, so that it gives up its lease.
+
+        A revocation alone is told by the page only: one that iterates looks at it at its next boundary, and waking its
+        helper thread would only be in the way.
+        """
+        self._contention = None
+        scheduler = self._live.scheduler
+        jobs = scheduler.jobs
+        # Somebody waits for a turn, or for memory that one who sits there could do without.
+        contended = any(core.competing and not core.holds for core in jobs.values())
+        contended = contended or any(core.ready for core in scheduler.queue)
+        again_s = CONTENTION_S if contended else None
+        for job in self._live.holders.values():
+            wanted = contended or jobs[job.job_id].lease is Lease.REVOKED
+            if job.page is None or job.worker is None:
+                continue
+            words = job.page.words
+            passed, job.passed = job.passed, words[Word.BOUNDARIES]
+            if not wanted:
+                words[Word.CONTENDED] = 0
+                continue
+            again_s = again_s or CONTENTION_S
+            if words[Word.CONTENDED] or words[Word.STATE] not in SITS:
+                continue
+            if job.passed == passed:
+                # It clears that itself when it is on its way again.
+                words[Word.CONTENDED] = 1
+                job.worker.send(msg.Look())
+            elif job.link is not None or jobs[job.job_id].lease is not Lease.REVOKED:
+                # (Without an arena, one whose lease is revoked has given it up at its boundary already.)
+                again_s = SITS_S
+        if again_s is not None:
+            # Who has a lease changes with every switch, so look again as long as there is somebody who has none.
+            self._contention = self._loop.call_later(again_s, self._tell_contention)
+
+    def look_for_stuck(self, after_s: float) -> None:
+        """Lease holders that pass no boundary: an endless loop, a breakpoint, Ctrl-Z."""
+        now = self._loop.time()
+        for job in list(self._live.holders.values()):
+            core = self._live.scheduler.jobs[job.job_id]
+            if job.page is None:
+                continue
+            boundaries = job.page.words[Word.BOUNDARIES]
+            if boundaries != job.boundaries:
+                job.boundaries, job.boundary_at = boundaries, now
+            stuck = now > max(job.boundary_at, core.granted_at) + after_s
+            if stuck != core.stuck:
+                if stuck:
+                    log.warning("job %s (%s) has passed no boundary for %g s", job.job_id, job.asked.name, after_s)
+                    self._live.batons.recall(job)
+                self._live.handle(ev.JobStuck(job.job_id, stuck))
