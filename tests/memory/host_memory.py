@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from salus.client.arena import Arena
@@ -19,12 +20,15 @@ class HostMemory:
         """Addresses and sizes of what the job keeps in the lane."""
         self.poison = False
         self.resumed = self.passed = 0
+        self.works_until = 0.0
+        """As a GPU does after the processor is done with an iteration."""
 
     def open(self, page_address: int, channel: int) -> None:
         self.arena.open("host", 0, page_address, channel)
         self.arena.trust(WHERE_IT_WAITS)
 
     def before_yield(self) -> bool:
+        self.wait()
         return self.arena.yield_(self.live.items())
 
     def after_grant(self) -> bool:
@@ -37,7 +41,7 @@ class HostMemory:
         return passed
 
     def wait(self) -> None:
-        pass
+        time.sleep(max(0.0, self.works_until - time.monotonic()))
 
     def detach(self) -> bool:
         return self.arena.detach()

@@ -1,9 +1,9 @@
 """A job without a framework whose iterations are all alike: nothing lives in the lane between them.
 
-argv: SOURCE ITERATIONS SECONDS PAUSE GO [quits]. An iteration takes SECONDS, and PAUSE lies between two. Prints one
-line of JSON: when each iteration began and ended (CLOCK_MONOTONIC, ns), and how many leases it passed on by itself. It
-fails if somebody else writes to the lane during an iteration of its own. With `quits`, it closes its connection on
-SIGUSR1.
+argv: SOURCE ITERATIONS SECONDS PAUSE GO [quits|works]. An iteration takes SECONDS, and PAUSE lies between two. Prints
+one line of JSON: when each iteration began and ended (CLOCK_MONOTONIC, ns), and how many leases it passed on by itself.
+It fails if somebody else writes to the lane during an iteration of its own. With `quits`, it closes its connection on
+SIGUSR1; with `works`, its device works during the pause.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ def main(iterations: int, seconds: float, pause: float) -> None:
     word = ctypes.c_uint64.from_address(address + MIB)
     lease.end()
     times = []
+    works = sys.argv[6:] == ["works"]
     for number in range(iterations):
         lease.begin()
         began = time.monotonic_ns()
         word.value = mine = os.getpid() << 32 | number
         time.sleep(seconds)
         assert word.value == mine, "somebody else is in the lane"
+        if works:
+            memory.works_until = time.monotonic() + pause
         lease.end()
         times.append((began, time.monotonic_ns()))
         time.sleep(pause)

@@ -22,10 +22,17 @@ ROUND_ROBIN = ("--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
 
 
 def start(
-    service: Service, name: str, iterations: int, *more: str, pause_s: float = 0.002, seconds: float = 0.002
+    service: Service,
+    name: str,
+    iterations: int,
+    *more: str,
+    pause_s: float = 0.002,
+    seconds: float = 0.002,
+    weight: int = 1,
 ) -> subprocess.Popen[str]:
     arguments = [str(SOURCE), str(iterations), str(seconds), str(pause_s), str(service.folder / "go"), *more]
-    return service.salus_in_background("run", "--name", name, *MEMORY, "--", sys.executable, str(JOB), *arguments)
+    options = ("--name", name, "--weight", str(weight), *MEMORY)
+    return service.salus_in_background("run", *options, "--", sys.executable, str(JOB), *arguments)
 
 
 def go(service: Service, *names: str) -> None:
@@ -152,6 +159,23 @@ def test_the_heir_of_a_stuck_job_is_asked_and_waits_like_any_other_again(serve):
     before = {name: service.jobs()[name]["iterations"] for name in "ab"}
     for name in "ab":
         eventually(lambda name=name: service.jobs()[name]["iterations"] > before[name] + 20, "both go on")
+    assert all(job.poll() is None for job in jobs)
+
+
+def test_weights_count_where_most_of_the_work_is_done_after_the_boundary(serve):
+    service = serve("--policy", "fair", "--capacity", "520MiB")
+    weights = {"a": 1, "b": 2, "c": 4}
+    jobs = [
+        start(service, name, 100_000, "works", seconds=0.002, pause_s=0.023, weight=weight)
+        for name, weight in weights.items()
+    ]
+    go(service, *weights)
+    eventually(lambda: service.jobs()["a"]["iterations"] > 5, "all run")
+    before = {name: row["iterations"] for name, row in service.jobs().items()}
+    eventually(lambda: service.jobs()["a"]["iterations"] >= before["a"] + 30, "a while has passed")
+    parts = {name: row["iterations"] - before[name] for name, row in service.jobs().items()}
+    for name, weight in weights.items():
+        assert abs(parts[name] / sum(parts.values()) * 7 / weight - 1) < 0.15, parts
     assert all(job.poll() is None for job in jobs)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from salus.errors import InvariantBroken, RequestRejected, SalusError, ServiceUnavailable
 from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob, VersionMismatch, to_error, to_message, version_mismatch
-from salus.protocol.page import MAGIC, Page, Word
+from salus.protocol.page import MAGIC, PAUSE_NS, JobState, Page, Word
 
 SAMPLES = [
     msg.Hello(1, "0.1"),
@@ -122,6 +122,9 @@ def test_the_page_is_seen_from_both_sides():
     theirs.words[Word.ITERATIONS] = 2
     theirs.words[Word.BEGAN_NS] = 100
     assert ours.used(now_ns=130) == (2, 35)
+    theirs.words[Word.STATE] = JobState.BETWEEN
+    assert ours.used(now_ns=130) == (2, 35)
+    assert ours.used(now_ns=PAUSE_NS * 3) == (2, PAUSE_NS + 5)
     theirs.words[Word.BEGAN_NS] = 0
     assert ours.used(now_ns=130) == (2, 5)
     ours.close()

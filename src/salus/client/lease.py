@@ -38,7 +38,7 @@ from salus.client.connection import ServiceConnection
 from salus.client.say import say
 from salus.errors import SalusError, ServiceUnavailable
 from salus.protocol import messages as msg
-from salus.protocol.page import MAGIC, BatonPage, JobState, Page, Word
+from salus.protocol.page import MAGIC, PAUSE_NS, BatonPage, JobState, Page, Word
 
 MOMENT_S = 0.003
 """How long a job may sit between iterations while somebody else waits, before the helper yields for it."""
@@ -156,8 +156,7 @@ class Lease:
         with self._lock:
             words = self._words
             if self._holding and not words[_REVOKE]:
-                words[_STATE] = _ITERATING
-                words[_BEGAN] = _now_ns()
+                self._run()
                 return
         if self._managed:
             self._take()
@@ -169,9 +168,9 @@ class Lease:
         with self._lock:
             words = self._words
             began = words[_BEGAN]
-            # In this order; `Page.used` counts on it.
-            words[_BEGAN] = 0
             self._ended_ns = _now_ns()
+            # In this order; `Page.used` counts on it. A GPU may work on, so that its time goes on.
+            words[_BEGAN] = 0 if self._memory is None else self._ended_ns
             if began:
                 words[_BUSY] += self._ended_ns - began
             words[_ITERATIONS] += iterations
@@ -186,6 +185,15 @@ class Lease:
 
     # Taking and giving up; with the lock held, but for `_take`.
 
+    def _run(self) -> None:
+        """An iteration starts. What has passed since the last one is the job's time too."""
+        words = self._words
+        paused_at, now = words[_BEGAN], _now_ns()
+        words[_BEGAN] = now
+        words[_STATE] = _ITERATING
+        if paused_at:
+            words[_BUSY] += min(now - paused_at, PAUSE_NS)
+
     def _take(self) -> None:
         """Blocks until there is a lease, or no service."""
         with self._lock:
@@ -193,8 +201,7 @@ class Lease:
                 return
             # Revoked since the last boundary: this is one too.
             if self._holding and not self._yield(wants_more=True):
-                self._words[_STATE] = _ITERATING
-                self._words[_BEGAN] = _now_ns()
+                self._run()
                 return
             self._words[_STATE] = _WAITING
             if self._managed and not self._asked:
@@ -207,8 +214,7 @@ class Lease:
             looked = self._look_for_grant()
             with self._lock:
                 if self._accept_grant() and self._bring_memory():
-                    self._words[_STATE] = _ITERATING
-                    self._words[_BEGAN] = _now_ns()
+                    self._run()
                     return
         if self._must_detach:
             self._detach()
@@ -296,9 +302,11 @@ class Lease:
                 # The service went meanwhile, and we held the lease: the lane is ours. What was let go of comes back.
                 self._memory.after_grant()
                 return False
-            if self._ended_ns:
-                # The device worked on after the last boundary, and has been waited for.
-                words[_BUSY] += _now_ns() - self._ended_ns
+            # The device worked on after the last boundary, and has been waited for.
+            paused_at = words[_BEGAN]
+            words[_BEGAN] = 0
+            if paused_at:
+                words[_BUSY] += min(_now_ns() - paused_at, PAUSE_NS)
         self._holding = False
         self._asked = wants_more
         while not words[_PASS] and self._is_being_answered():

@@ -15,6 +15,9 @@ from enum import IntEnum
 
 SIZE_BYTES = 4096
 MAGIC = 0x53414C5553000001
+PAUSE_NS = 10_000_000_000
+"""Between two iterations a job that holds its lease has the device: a GPU may still be at work, and nobody else may run
+in the lane. So that time counts as the job's; of a longer pause, this much."""
 
 
 class Word(IntEnum):
@@ -47,9 +50,10 @@ class Word(IntEnum):
     STATE = 8
     ITERATIONS = 9
     BUSY_NS = 10
-    """Time spent in iterations that have ended."""
+    """Time that the device was the job's, up to BEGAN_NS."""
     BEGAN_NS = 11
-    """When the iteration that runs began, on CLOCK_MONOTONIC; 0 between iterations."""
+    """When the iteration that runs began, on CLOCK_MONOTONIC. Between two, with a GPU, when the last one ended; 0 where
+    nothing of the job's can be running."""
     BOUNDARIES = 12
     # Written by the job's arena (csrc/arena.h).
     PRIVATE_BYTES = 16
@@ -138,11 +142,12 @@ class Page:
     def used(self, now_ns: int) -> tuple[int, int]:
         """Iterations that have ended, and nanoseconds on the device up to now."""
         words = self.words
-        # In this order: the job clears BEGAN_NS before it adds to BUSY_NS, so an iteration that ends between the two
-        # reads is counted too late, never twice.
+        # In this order: the job changes BEGAN_NS before it adds to BUSY_NS, and before it says that it iterates. So what
+        # ends between two of these reads is counted too late, never twice, and a long pause never in full.
         busy = words[Word.BUSY_NS]
+        at_most_ns = PAUSE_NS if words[Word.STATE] == JobState.BETWEEN else now_ns
         began = words[Word.BEGAN_NS]
-        return words[Word.ITERATIONS], busy + (max(0, now_ns - began) if began else 0)
+        return words[Word.ITERATIONS], busy + (min(max(0, now_ns - began), at_most_ns) if began else 0)
 
     def address(self) -> int:
         """For the arena, which writes to it too. The page must then live as long as the process."""
