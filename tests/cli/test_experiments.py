@@ -74,10 +74,15 @@ def test_parts_are_judged_by_what_each_should_have():
 
 def test_overhead_is_told_from_the_weather():
     bare, salus = [0.010] * 40, [0.0102] * 40
-    found = overhead._compare(
-        {"bare": Ran("bare", 0, bare), "salus": Ran("salus", 0, salus), "again": Ran("", 0, bare)}
-    )
+    found = overhead._compare({"model": "tiny", "seconds": {"bare": bare, "salus": salus, "again": bare}})
     assert found["ratio"] == pytest.approx(1.02) and found["bare_to_bare"] == pytest.approx(1.0)
+    assert overhead._compare({"model": "tiny", "failed": "no"}) == {"failed": "no"}
+
+
+def test_of_an_iteration_that_is_under_way_a_part_counts():
+    one = Ran("a", 0.0, [1.0, 2.0, 5.0, 6.0])
+    assert fairness._iterations(one, 1.0, 0.5, 4.5) == pytest.approx(0.5 + 1.0 + 0.5)
+    assert fairness._iterations(one, 1.0, 2.0, 4.0) == 0.0
 
 
 def test_iterations_that_follow_one_another_are_one_span_of_computing():

@@ -44,7 +44,7 @@ def job(monkeypatch) -> Iterator[tuple[Lease, Page, Clock]]:
     page, _ = Page.create()
     lease = Lease(Path("/nowhere"), "1", "token")
     lease._words, lease._attached, lease._holding = page.words, True, True
-    monkeypatch.setattr(lease, "_send", lambda message: None)
+    monkeypatch.setattr(lease, "_send", lambda _message: None)
     yield lease, page, clock
     lease._attached = False
     lease._words = memoryview(bytearray(4096)).cast("Q")

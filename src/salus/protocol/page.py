@@ -142,8 +142,8 @@ class Page:
     def used(self, now_ns: int) -> tuple[int, int]:
         """Iterations that have ended, and nanoseconds on the device up to now."""
         words = self.words
-        # In this order: the job changes BEGAN_NS before it adds to BUSY_NS, and before it says that it iterates. So what
-        # ends between two of these reads is counted too late, never twice, and a long pause never in full.
+        # In this order: the job changes BEGAN_NS before it adds to BUSY_NS, and before it says that it iterates. So
+        # what ends between two of these reads is counted too late, never twice, and a long pause never in full.
         busy = words[Word.BUSY_NS]
         at_most_ns = PAUSE_NS if words[Word.STATE] == JobState.BETWEEN else now_ns
         began = words[Word.BEGAN_NS]

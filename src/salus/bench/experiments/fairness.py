@@ -45,9 +45,11 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
 def _stages(ran: list[Ran], weights: tuple[int, ...], stage_s: float) -> dict[str, Any]:
     """Iterations a second of each job in each stage, and how far its part is from what it should be."""
     rates, off = [], 0.0
+    # The first one is alone at first; that is how long an iteration takes.
+    iteration_s = ran[0].iteration_s
     for stage in range(len(ran)):
         begin, end = (stage + SETTLED) * stage_s, (stage + 1) * stage_s
-        rates.append([sum(begin <= at < end for at in one.ends_s) / (end - begin) for one in ran])
+        rates.append([_iterations(one, iteration_s, begin, end) / (end - begin) for one in ran])
         there = weights[: stage + 1]
         for had, weight in zip(rates[-1], there, strict=False):
             off = max(off, abs(had / sum(rates[-1]) * sum(there) / weight - 1))
@@ -58,6 +60,16 @@ def _stages(ran: list[Ran], weights: tuple[int, ...], stage_s: float) -> dict[st
         "total_to_alone": [total / totals[0] for total in totals],
         "by_second": [_by_second(one) for one in ran],
     }
+
+
+def _iterations(one: Ran, iteration_s: float, begin: float, end: float) -> float:
+    """How many a job did between two moments. Of one that was under way then, its part."""
+    done, before = 0.0, 0.0
+    for at in one.ends_s:
+        took_s = max(1e-9, min(iteration_s, at - before))
+        done += max(0.0, min(at, end) - max(at - took_s, begin)) / took_s
+        before = at
+    return done
 
 
 def _by_second(one: Ran) -> list[int]:

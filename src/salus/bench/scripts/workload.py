@@ -28,7 +28,7 @@ parser.add_argument("--serve", action="store_true", help="inference, not trainin
 parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 parser.add_argument("--go")
 parser.add_argument("--at", type=float, default=0.0)
-parser.add_argument("--block", type=int, help="before each block of iterations, say so and wait for a line of input")
+parser.add_argument("--block", type=int, help="before each block, wait for a line of input; at its end, stop")
 parser.add_argument("--warm-up", type=int, default=0, help="iterations before it says that it is ready")
 
 
@@ -67,7 +67,8 @@ def main() -> None:
     while len(ends) < options.iterations if options.seconds is None else time.monotonic() < began + options.seconds:
         if options.block and len(ends) % options.block == 0:
             print("block", flush=True)
-            sys.stdin.readline()
+            if not sys.stdin.readline():
+                break
         start = time.monotonic()
         step()
         ends.append(time.monotonic())
