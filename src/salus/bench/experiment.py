@@ -93,7 +93,11 @@ class Job:
 
     def options(self) -> list[str]:
         """For `salus run`."""
-        length = [] if self.alone_s is None else ["--duration", f"{self.alone_s:.3f}s"]
+        length: list[str] = []
+        if self.alone_s is not None:
+            # The iterations before it begins are Salus's to count, too, and the first takes long.
+            count = self.iterations + WARM_UP
+            length = ["--iterations", str(count), "--duration", f"{self.alone_s * count / self.iterations:.3f}s"]
         size = [] if self.ephemeral is None else ["--ephemeral", self.ephemeral]
         return ["--name", self.name, "--weight", str(self.weight), *length, *size]
 

@@ -81,8 +81,7 @@ def set_stuck(st: State, job: Job, stuck: bool) -> None:
 
 def serve(st: State, job: Job, gpu_time_s: float, iterations: int) -> None:
     job.ran_at = st.now
-    job.attained_s += gpu_time_s
-    job.iterations_done += iterations
+    job.serve(gpu_time_s, iterations)
     st.policy.on_served(job, gpu_time_s, iterations)
     if job.lane is not None:
         ready = st.leases[job.lane].ready

@@ -131,6 +131,8 @@ class Lease(Enum):
     """To be given up at the next boundary; until then the job still runs."""
 
 
+FADES = 0.8
+"""What an iteration counts for when another one has ended, in how long one takes."""
 STORY_LENGTH = 32
 
 
@@ -187,6 +189,10 @@ class Job:
     iterations_done: int = 0
     attained_s: float = 0.0
     """GPU time used so far."""
+    iteration_s: float = 0.0
+    """GPU time of an iteration, lately; in the first one, what it has taken up to now."""
+    uncounted_s: float = 0.0
+    """GPU time since iterations were last counted."""
 
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
@@ -204,10 +210,18 @@ class Job:
         """It runs."""
         return self.lease is Lease.HELD or self.lease is Lease.REVOKED
 
-    @property
-    def iteration_s(self) -> float:
-        """Mean GPU time of an iteration so far; in the first one, what it has taken up to now."""
-        return self.attained_s / max(1, self.iterations_done)
+    def serve(self, gpu_time_s: float, iterations: int) -> None:
+        """It ran for so long since the last time, and ended so many iterations."""
+        self.attained_s += gpu_time_s
+        self.uncounted_s += gpu_time_s
+        if iterations:
+            # The first ones of a script are no measure of the others: what lies back counts less and less.
+            old = FADES**iterations if self.iterations_done else 0.0
+            self.iteration_s = old * self.iteration_s + (1 - old) * self.uncounted_s / iterations
+            self.uncounted_s = 0.0
+        elif not self.iterations_done:
+            self.iteration_s = self.uncounted_s
+        self.iterations_done += iterations
 
     @property
     def remaining_s(self) -> float | None:

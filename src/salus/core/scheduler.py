@@ -165,6 +165,7 @@ class Scheduler:
             ready=event.ready or event.holds,
             iterations_done=event.iterations,
             attained_s=event.gpu_time_s,
+            iteration_s=event.gpu_time_s / max(1, event.iterations),
         )
         st.tell(job, "JobReturned")
         st.policy.on_arrived(job)
