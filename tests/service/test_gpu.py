@@ -14,8 +14,9 @@ from salus.service.devices import Device
 from salus.service.gpu import Gpu, Nvml, _visible, choose
 from salus.service.history import History
 from salus.service.job import LiveJob
-from salus.service.live import CONTEXT_BYTES, Live
+from salus.service.live import Live
 from salus.service.registry import Registry
+from salus.service.sizes import CONTEXT_BYTES
 
 GIB = 1 << 30
 SMALL = Gpu("GPU-aaaa", 0, "small", 8 * GIB, 1 * GIB)
@@ -70,7 +71,7 @@ def test_what_the_driver_takes_for_a_process_is_kept_for_it_before_it_has_been_s
         history = History(tmp_path / "history.db")
         live = Live(device, load_policy("fair"), None, history, Registry(tmp_path / "jobs.db"), lambda: None)
         asked = msg.Register("job", ["python"], "/", persistent_bytes=2 * GIB, ephemeral_bytes=4 * GIB)
-        return live.expected(asked).internal_bytes
+        return live.sizes.expected(asked).internal_bytes
 
     assert asyncio.run(expected(LARGE, 80 * GIB)) == CONTEXT_BYTES
     assert asyncio.run(expected(LARGE, 6 * GIB + 1)) == 1, "what could run is not refused for a guess"

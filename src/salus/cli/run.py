@@ -37,7 +37,7 @@ SmShare = Annotated[
         min=1,
         max=100,
         metavar="PERCENT",
-        help="Of the GPU's processors, under MPS. Default: all of them.",
+        help="Of the GPU's processors, under MPS. Default: as many as it was seen to need, else all of them.",
     ),
 ]
 Ephemeral = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that lives within an iteration.")]

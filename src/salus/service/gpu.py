@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from salus.errors import RequestRejected
+from salus.service.utilization import Activity
+
+BUSY, SMS = 1, 2
+"""NVML's numbers for what is asked of a GPU's counters (GPM, from Hopper on)."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Nvml:
 
     def __init__(self) -> None:
         self._nvml: Any = None
+        self._samples: dict[str, Any] = {}
+        """By GPU: its counters at the last look."""
         try:
             import pynvml
 
@@ -59,6 +65,43 @@ class Nvml:
 
     def usage(self, gpu: Gpu) -> tuple[dict[int, int], int]:
         return self.used_by(gpu), self.used_bytes(gpu)
+
+    def activity(self, gpu: Gpu) -> Activity | None:
+        """Since the last time that it was asked. On an older GPU, which does not tell, all SMs of one that is busy."""
+        if self._nvml is None:
+            return None
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            if not self._has_counters(handle):
+                busy = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                return Activity(busy, busy)
+            return self._counted(handle, gpu.uuid)
+        except Exception:
+            return None
+
+    def _has_counters(self, handle: Any) -> bool:
+        try:
+            return bool(self._nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
+        except Exception:  # a pynvml, or a driver, from before there were any
+            return False
+
+    def _counted(self, handle: Any, uuid: str) -> Activity | None:
+        nvml = self._nvml
+        now = nvml.nvmlGpmSampleAlloc()
+        nvml.nvmlGpmSampleGet(handle, now)
+        before = self._samples.pop(uuid, None)
+        self._samples[uuid] = now
+        if before is None:
+            return None
+        try:
+            asked = nvml.c_nvmlGpmMetricsGet_t()
+            asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 2
+            asked.sample1, asked.sample2 = before, now
+            asked.metrics[0].metricId, asked.metrics[1].metricId = BUSY, SMS
+            nvml.nvmlGpmMetricsGet(asked)
+        finally:
+            nvml.nvmlGpmSampleFree(before)
+        return Activity(*(min(1.0, max(0.0, asked.metrics[number].value / 100)) for number in range(2)))
 
     def used_bytes(self, gpu: Gpu) -> int:
         handle = self._nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)

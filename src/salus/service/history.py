@@ -21,7 +21,9 @@ CREATE TABLE IF NOT EXISTS runs (
     gpu_time_s REAL NOT NULL,
     persistent_bytes INTEGER NOT NULL,
     ephemeral_bytes INTEGER NOT NULL,
-    internal_bytes INTEGER NOT NULL
+    internal_bytes INTEGER NOT NULL,
+    busy REAL,
+    sms REAL
 );
 CREATE INDEX IF NOT EXISTS runs_by_command ON runs (command_key, finished_at);
 """
@@ -34,6 +36,10 @@ class PastRun:
     persistent_bytes: int
     ephemeral_bytes: int
     internal_bytes: int
+    busy: float | None = None
+    """The part of the time in which it kept the GPU busy; None where that was never seen."""
+    sms: float | None = None
+    """The part of the GPU's multiprocessors that it kept at work."""
 
 
 def command_key(command: list[str], directory: str) -> str:
@@ -48,15 +54,23 @@ class History:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)
+            self._add_columns()
         except sqlite3.Error as error:
             raise RequestRejected(
                 f"{path}: the history cannot be used ({error}); move the file away or make room"
             ) from None
 
+    def _add_columns(self) -> None:
+        """To a history that was begun without them."""
+        there = {row[1] for row in self._db.execute("PRAGMA table_info(runs)")}
+        for column in ("busy", "sms"):
+            if column not in there:
+                self._db.execute(f"ALTER TABLE runs ADD COLUMN {column} REAL")
+
     def last(self, key: str) -> PastRun | None:
         """The last run of this command that went well."""
         row = self._db.execute(
-            "SELECT iterations, gpu_time_s, persistent_bytes, ephemeral_bytes, internal_bytes FROM runs "
+            "SELECT iterations, gpu_time_s, persistent_bytes, ephemeral_bytes, internal_bytes, busy, sms FROM runs "
             "WHERE command_key = ? AND exit_code = 0 AND iterations > 0 ORDER BY finished_at DESC LIMIT 1",
             (key,),
         ).fetchone()
@@ -64,7 +78,7 @@ class History:
 
     def add(self, key: str, name: str, exit_code: int | None, run: PastRun) -> None:
         self._db.execute(
-            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 key,
                 name,
@@ -75,6 +89,8 @@ class History:
                 run.persistent_bytes,
                 run.ephemeral_bytes,
                 run.internal_bytes,
+                run.busy,
+                run.sms,
             ),
         )
 

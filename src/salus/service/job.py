@@ -11,6 +11,7 @@ from salus.protocol import messages as msg
 from salus.protocol.page import Page
 from salus.service.connection import Connection
 from salus.service.memory import Link
+from salus.service.utilization import Measured
 
 if TYPE_CHECKING:
     from salus.service.live import Live
@@ -68,6 +69,10 @@ class LiveJob:
     """It was told that so much of it may be paged out."""
     yields_late: bool | None = None
     """It gave its lease up while one of its threads waits for memory; and whether it wants more."""
+    sm_share: int | None = None
+    """Under MPS, of the GPU's multiprocessors, in percent; None: all."""
+    activity: Measured = field(default_factory=Measured)
+    """How busy it keeps the GPU."""
     internal_seen: int = -1
     """What the last look found that its arena does not know of."""
     passed: int = -1

@@ -15,12 +15,11 @@ import secrets
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from salus.core import actions as act
 from salus.core import events as ev
-from salus.core.model import Footprint, JobSpec, Lease, Phase
+from salus.core.model import Lease, Phase
 from salus.core.placement import Room
 from salus.core.policies import Policy
 from salus.core.scheduler import Scheduler
@@ -32,13 +31,14 @@ from salus.protocol.slots import Kind
 from salus.service.batons import Batons
 from salus.service.connection import Connection
 from salus.service.devices import Device
-from salus.service.history import History, PastRun, command_key
+from salus.service.history import History, command_key
 from salus.service.job import LiveJob, is_alive, is_dead
 from salus.service.journal import Journal
 from salus.service.memory import Lanes, Link
 from salus.service.mps import Mps
 from salus.service.paging import Pager
 from salus.service.registry import Registry
+from salus.service.sizes import Sizes
 from salus.service.view import MOST_LANES, describe, footprint_of
 from salus.service.watch import Watch
 
@@ -50,15 +50,6 @@ QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
 AWAKE_S = 0.002
 """How long the service stays awake for a yield that was announced."""
-NOTABLE_BYTES = 32 << 20
-"""A change of less is not worth a decision."""
-CONTEXT_BYTES = 512 << 20
-"""What the driver takes for a process on a GPU, more or less, where none has been seen yet."""
-MEASURE_S = 0.1
-SETTLED_AFTER = 3
-"""Boundaries after which a job has shown how much memory it needs."""
-MEASURE_LIMIT_S = 20.0
-"""One that reaches no boundary keeps others from being measured for this long."""
 
 
 class Live:
@@ -76,22 +67,18 @@ class Live:
         self.device = device
         self.scheduler = Scheduler(device.config, policy)
         self.lanes = Lanes(self._lane_released)
-        self._pager = Pager(self)
+        self.pager = Pager(self)
         self.batons = Batons()
         self.watch = Watch(self)
+        self.sizes = Sizes(self, history)
         self.jobs: dict[str, LiveJob] = {}
         self.ended: dict[str, LiveJob] = {}
-        self._journal, self._history, self.registry, self.on_empty = journal, history, registry, on_empty
+        self._journal, self.registry, self.on_empty = journal, registry, on_empty
         self._scrub = scrub
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.TimerHandle | None = None
         self._awake_until = 0.0
-        self._outside_bytes = 0
-        self._context_bytes = 0 if device.gpu is None else CONTEXT_BYTES
-        """What a process takes of the GPU before it has been measured: what the last one that was took."""
-        self._growing: str | None = None
-        """The job whose size is being measured."""
         self.holders: dict[str, LiveJob] = {}
         self.mps: Mps | None = None
         """The daemon that its jobs join; None: they join none."""
@@ -105,7 +92,7 @@ class Live:
         job = LiveJob(job_id, token, connection.uid, asked, key, now, connection, self)
         self.jobs[job.job_id] = job
         try:
-            actions = self.handle(ev.JobArrived(self.spec(job)))
+            actions = self.handle(ev.JobArrived(self.sizes.spec(job)))
         except (RequestRejected, ValueError) as error:
             self._forget(job)
             raise RequestRejected(str(error)) from None
@@ -189,7 +176,7 @@ class Live:
     def arrive_again(self, job: LiveJob) -> None:
         """It has nothing on the device, as far as is known."""
         job.returning = False
-        actions = self.decide(ev.JobArrived(self.spec(job)))
+        actions = self.decide(ev.JobArrived(self.sizes.spec(job)))
         if any(isinstance(action, act.RefuseJob) for action in actions):
             # The service was started again for less than it needs.
             log.warning("job %s (%s) does not fit any more", job.job_id, job.asked.name)
@@ -206,14 +193,14 @@ class Live:
     def _link(self, job: LiveJob, page: Page) -> Link:
         def want() -> None:
             # Not from inside another decision: a record may be read in the middle of one.
-            self._loop.call_soon(self.wanted, job)
+            self._loop.call_soon(self.sizes.wanted, job)
 
         def broken() -> None:
             if job.worker is not None:
                 self._loop.call_soon(job.worker.close)
 
         def paged(kind: Kind, done: bool) -> None:
-            self._loop.call_soon(self._pager.paged, job, kind, done)
+            self._loop.call_soon(self.pager.paged, job, kind, done)
 
         return Link(job.job_id, page, self.lanes, want, broken, paged)
 
@@ -228,7 +215,7 @@ class Live:
 
         `now`: it did not know of a next one, and only waits for the device. So that one wakes up, and we stay awake.
         """
-        self._settle_batons()
+        self.settle_batons()
         if job.job_id not in self.holders or self.scheduler.jobs[job.job_id].stalled:
             return
         self.handle(ev.JobYielding(job.job_id))
@@ -249,7 +236,7 @@ class Live:
             self._loop.call_soon(self._stay_awake)
 
     def yielded(self, job: LiveJob, wants_more: bool, passed: bool = False) -> None:
-        self._settle_batons()
+        self.settle_batons()
         if passed:
             return
         if job.link is not None and not job.link.catch_up():
@@ -264,7 +251,7 @@ class Live:
         self._end_offer(job)
         self._gave_up(job, wants_more)
 
-    def _settle_batons(self) -> None:
+    def settle_batons(self) -> None:
         """Leases that went straight from one job to the next."""
         for offer, wants_more in self.batons.passed():
             if offer.heir is None:
@@ -284,7 +271,7 @@ class Live:
 
     def recalled(self, heir: LiveJob, ticket: int) -> None:
         """It does not hold the lease that it was promised, and cannot take it any more."""
-        self._settle_batons()
+        self.settle_batons()
         if self.batons.is_promised(heir, ticket):
             # It waits like any other again.
             self.decide(ev.JobIdled(heir.job_id))
@@ -333,7 +320,7 @@ class Live:
 
     def worker_lost(self, job: LiveJob) -> None:
         """The connection of the process that used the device has ended; its process, as a rule, with it."""
-        self._settle_batons()
+        self.settle_batons()
         if self._still_uses_memory(job):
             job.worker = None
             core = self.scheduler.jobs[job.job_id]
@@ -344,7 +331,7 @@ class Live:
                 self.batons.recall(job)
             return
         # It is dead: whatever it passed on, it had passed on before.
-        self._settle_batons()
+        self.settle_batons()
         self._report_others(None)
         self._end_offer(job)
         self._drop_what_it_left(job)
@@ -411,7 +398,7 @@ class Live:
             # What was started is done, and something it started in turn is not.
             job.ends_with = job.ends_with or (exit_code,)
             return
-        self._settle_batons()
+        self.settle_batons()
         self._end_offer(job)
         self._report_others(None)
         self._drop_what_it_left(job)
@@ -430,14 +417,7 @@ class Live:
         self.ended[job.job_id] = job
         while len(self.ended) > KEPT_ENDED:
             del self.ended[next(iter(self.ended))]
-        past = PastRun(
-            core.iterations_done,
-            core.attained_s,
-            job.final["persistent_bytes"],
-            job.final["ephemeral_bytes"],
-            job.final["internal_bytes"],
-        )
-        self._history.add(job.key, job.asked.name, exit_code, past)
+        self.sizes.remember(job, core, exit_code)
         for waiter in job.waiters:
             waiter.send(msg.Ended(job.job_id, exit_code))
         if job.worker is not None:
@@ -465,12 +445,12 @@ class Live:
     # The core
 
     def handle(self, event: ev.Event) -> list[act.Action]:
-        self._settle_batons()
+        self.settle_batons()
         self._report_others(None)
         return self.decide(event)
 
     def decide(self, event: ev.Event) -> list[act.Action]:
-        self._settle_batons()
+        self.settle_batons()
         now = self._loop.time()
         actions = self.scheduler.handle(event, now)
         answers: list[ev.Event] = []
@@ -488,7 +468,7 @@ class Live:
         if self.scheduler.queue_length:
             if self._news is None:
                 self._news = self._loop.call_later(QUEUE_NEWS_S, self._tell_queue)
-            self._pager.prepare_soon()
+            self.pager.prepare_soon()
         return actions
 
     def _cut_off(self, action: act.Action, error: OSError) -> None:
@@ -563,11 +543,11 @@ class Live:
             case act.CloseLane(lane_id):
                 self.lanes.close(lane_id)
             case act.PageOut(job_id, with_lane):
-                answer = self._pager.page_out(self.jobs[job_id], with_lane)
+                answer = self.pager.page_out(self.jobs[job_id], with_lane)
                 if answer is not None:
                     answers.append(answer)
             case act.PageIn(job_id):
-                if not self._pager.page_in(self.jobs[job_id]):
+                if not self.pager.page_in(self.jobs[job_id]):
                     answers.append(ev.PageInFinished(job_id))
             case act.SetTimer(at_s):
                 if self._timer is not None:
@@ -608,7 +588,7 @@ class Live:
         self._isolate(job, core.lane)
         job.link.set_quota(core.footprint.persistent_bytes, core.footprint.ephemeral_bytes)
         if job.link.wanted is not None:
-            self._loop.call_soon(self.wanted, job)
+            self._loop.call_soon(self.sizes.wanted, job)
 
     def _isolate(self, job: LiveJob, lane_id: int) -> None:
         """In a lane of several users, each clears what it leaves; and nobody finds what was there before that began."""
@@ -632,63 +612,6 @@ class Live:
                 lane.drop_all()
                 self._tell_of_holes(core.lane)
 
-    def wanted(self, job: LiveJob) -> None:
-        """The job waits in an allocation. It gets a little more than it asks for, so as not to ask every time."""
-        self._settle_batons()
-        core = self.scheduler.jobs.get(job.job_id)
-        if job.link is None or job.link.wanted is None or core is None or core.wanted is not None:
-            return
-        if core.phase is not Phase.RESIDENT:
-            # It is asked again once it is admitted. Until then it wants the device, and may have room made for it.
-            if not core.ready:
-                self.handle(ev.JobReady(job.job_id))
-            return
-        if not self._may_grow(job):
-            return
-        private_bytes, lane_bytes = job.link.wanted
-        exact = core.footprint.enclosing(Footprint(private_bytes, lane_bytes))
-        if core.footprint.covers(exact):
-            self.admit(job)
-            return
-        larger = core.footprint.enclosing(
-            Footprint(
-                _with_headroom(private_bytes, core.footprint.persistent_bytes),
-                _with_headroom(lane_bytes, core.footprint.ephemeral_bytes),
-            )
-        )
-        extra = larger.total_bytes - core.footprint.total_bytes
-        footprint = larger if extra <= self.scheduler.free_bytes else exact
-        if not core.holds:
-            self.handle(ev.FootprintChanged(job.job_id, footprint))
-        else:
-            self.handle(ev.MemoryWanted(job.job_id, footprint))
-
-    def _may_grow(self, job: LiveJob) -> bool:
-        """Where not everybody could be paged out, jobs of unknown size are measured one at a time.
-
-        Two that grow into each other could both be stuck.
-        """
-        if job.measured or (self.scheduler.config.host_bytes != 0 and self._pager.host_takes_all()):
-            return True
-        if self._growing is None or self._growing not in self.jobs:
-            self._growing = job.job_id
-            job.growing_since = self._loop.time()
-            self._loop.call_later(MEASURE_S, self._measure)
-        return self._growing == job.job_id
-
-    def _measure(self) -> None:
-        """After a few iterations a job has shown what it needs, or after some time without any: the next one's turn."""
-        job = self.jobs.get(self._growing or "")
-        if job is not None and job.page is not None:
-            late = self._loop.time() > job.growing_since + MEASURE_LIMIT_S
-            if job.page.words[Word.BOUNDARIES] < SETTLED_AFTER and not late:
-                self._loop.call_later(MEASURE_S, self._measure)
-                return
-            job.measured = True
-        self._growing = None
-        for other in list(self.jobs.values()):
-            self.wanted(other)
-
     def room(self) -> Room:
         """For the placement of new jobs."""
         scheduler = self.scheduler
@@ -697,40 +620,6 @@ class Live:
         work_s = sum(max(0.0, seconds) for seconds in left) * len(self.jobs) / max(1, len(left))
         capacity_bytes = scheduler.config.capacity_bytes
         return Room(capacity_bytes, scheduler.free_bytes, scheduler.queue_length, work_s, len(self.jobs))
-
-    def gpu_seen(self, used_by: dict[int, int], used_bytes: int) -> None:
-        """What NVML shows: each process's bytes, and all that has come into use since the service started.
-
-        A job's internal memory is what its process has beyond what its arena knows of. What nobody of ours has is
-        outside memory; on a GPU that is larger than what we share, it may not matter.
-        """
-        ours = 0
-        for job in list(self.jobs.values()):
-            core = self.scheduler.jobs.get(job.job_id)
-            if core is None:
-                continue
-            used = used_by.get(job.worker.pid, 0) if job.worker is not None else 0
-            ours += used
-            if job.page is None or not used:
-                continue
-            words = job.page.words
-            # Without an arena all of it is: nothing is known of it, and nothing of it can be shared.
-            private = words[Word.PRIVATE_BYTES] - words[Word.OUT_BYTES]
-            internal = max(0, used - private - words[Word.MADE_BYTES])
-            # The two do not show the same moment, and while a job is switched or paged gigabytes lie in between.
-            steady = job.has_again(internal, NOTABLE_BYTES)
-            # Of one that is back and waits for a lease, part of what is out is the lane's.
-            suspended = job.link is not None and job.link.suspended
-            settled = core.phase is Phase.RESIDENT and core.wanted is None and steady and not suspended
-            if settled and job.link is not None:
-                self._context_bytes = internal
-            if settled and abs(internal - core.footprint.internal_bytes) >= NOTABLE_BYTES:
-                self.handle(ev.FootprintChanged(job.job_id, replace(core.footprint, internal_bytes=internal)))
-        others = max(0, used_bytes - ours)
-        outside = max(0, self.scheduler.config.capacity_bytes - (self.device.room_bytes - others))
-        if abs(outside - self._outside_bytes) >= NOTABLE_BYTES or (outside == 0 != self._outside_bytes):
-            self._outside_bytes = outside
-            self.handle(ev.OutsideMemoryChanged(outside))
 
     def lost_together(self, pids: set[int]) -> None:
         """A fatal fault of one job under MPS ended these. Nobody knows for certain which of them it was."""
@@ -768,42 +657,6 @@ class Live:
                 job.last_queued = news
                 job.launcher.send(news)
 
-    def expected(self, asked: msg.Register) -> Footprint:
-        """What was declared, or else what the last run of the same command used."""
-        past = self._history.last(command_key(asked.command, asked.directory))
-        if asked.persistent_bytes is not None or asked.ephemeral_bytes is not None:
-            declared = Footprint(asked.persistent_bytes or 0, asked.ephemeral_bytes or 0)
-            # Nobody declares what the driver takes for a process, and it must not be given to others first.
-            left = self.scheduler.config.capacity_bytes - declared.total_bytes
-            internal = self._context_bytes if past is None else past.internal_bytes
-            return replace(declared, internal_bytes=max(0, min(internal, left)))
-        if past is None:
-            return Footprint(0, 0)
-        return Footprint(past.persistent_bytes, past.ephemeral_bytes, past.internal_bytes)
-
-    def spec(self, job: LiveJob) -> JobSpec:
-        """What was declared; what was not, from the last run of the same command."""
-        asked = job.asked
-        past = self._history.last(job.key)
-        declared = asked.persistent_bytes is not None or asked.ephemeral_bytes is not None
-        job.measured = declared or past is not None
-        footprint = self.expected(asked)
-        iterations, length_s = asked.iterations, asked.duration_s
-        if past is not None and length_s is None:
-            share = iterations / past.iterations if iterations is not None else 1.0
-            length_s, iterations = past.gpu_time_s * share, iterations or past.iterations
-        return JobSpec(
-            job_id=job.job_id,
-            footprint=footprint,
-            # One that declared nothing holds nothing yet; when it begins to, it is measured (`_may_grow`).
-            footprint_known=True,
-            owner=job.uid,
-            priority=asked.priority,
-            weight=asked.weight,
-            length_s=length_s,
-            iterations=iterations,
-        )
-
     # What people see
 
     def describe(self, job: LiveJob) -> dict[str, Any]:
@@ -825,7 +678,7 @@ class Live:
             "free_bytes": max(0, scheduler.free_bytes),
             "jobs": len(self.jobs),
             "queue_length": scheduler.queue_length,
-            "outside_bytes": self._outside_bytes,
+            "outside_bytes": self.sizes.outside_bytes,
             "host_bytes": scheduler.config.host_bytes,
             "paged_out_bytes": sum(job.host_bytes for job in scheduler.jobs.values()),
             "lane_chunks": self.lanes.descriptors(),
@@ -848,10 +701,3 @@ def _wake(event: int) -> None:
     # A job can fill its own event up to the brim; then it is awake.
     with contextlib.suppress(BlockingIOError):
         os.eventfd_write(event, 1)
-
-
-def _with_headroom(wanted_bytes: int, had_bytes: int) -> int:
-    """An eighth more, at least 32 MiB and at most 1 GiB, where more is wanted than there was."""
-    if wanted_bytes <= had_bytes:
-        return had_bytes
-    return wanted_bytes + min(max(wanted_bytes >> 3, 32 << 20), 1 << 30)

@@ -122,7 +122,7 @@ class Pager:
             elif core.phase is Phase.PAGING_IN:
                 self._live.handle(ev.PageInFinished(job.job_id))
                 # It may have asked for more meanwhile.
-                self._live.wanted(job)
+                self._live.sizes.wanted(job)
         elif core.phase is Phase.PAGING_OUT:
             if not done:
                 log.warning("job %s could not be paged out", job.job_id)
@@ -130,7 +130,7 @@ class Pager:
                 self._live.lease_went_with(job)
             self._live.handle(ev.PageOutFinished(job.job_id) if done else ev.PageOutFailed(job.job_id))
             # One that stepped aside to grow, and never asked for a lease, still waits for its memory.
-            self._live.wanted(job)
+            self._live.sizes.wanted(job)
         elif done and core.phase in (Phase.RESIDENT, Phase.PARKED):
             # Too late: it was given up on. (One that is out by now has been told so twice, and answers twice.)
             self.page_in(job)

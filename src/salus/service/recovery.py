@@ -85,7 +85,7 @@ class Recovery:
             live.holders[job.job_id] = job
         live.decide(
             ev.JobReturned(
-                replace(live.spec(job), footprint=footprint),
+                replace(live.sizes.spec(job), footprint=footprint),
                 footprint,
                 lane_id=asked.lane if recovering and not asked.on_host else None,
                 on_host=asked.on_host,

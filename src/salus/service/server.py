@@ -288,13 +288,14 @@ class Server:
         if self._linger is not None:
             self._linger.cancel()
         gpu, mps = job.live.device.gpu, job.live.mps
+        job.sm_share = job.live.sizes.sm_share(job)
         connection.send(
             msg.Registered(
                 job.job_id,
                 job.token,
                 None if gpu is None else gpu.uuid,
                 mps_pipe=None if mps is None else str(mps.pipe),
-                sm_share=message.sm_share,
+                sm_share=job.sm_share,
                 # MPS knows two: as usual, and after those.
                 mps_priority=None if mps is None else int(message.priority < 0),
             )
@@ -303,7 +304,7 @@ class Server:
     def _place(self, asked: msg.Register) -> Live:
         """The device a new job goes to: one it names, else one with room, else the one with the least to do."""
         may = allowed(self._options.devices, asked.gpu, asked.visible)
-        needs_bytes = self._lives[0].expected(asked).total_bytes
+        needs_bytes = self._lives[0].sizes.expected(asked).total_bytes
         return self._lives[choose(needs_bytes, {index: self._lives[index].room() for index in may})]
 
     def _on_attach(self, connection: Connection, message: msg.Attach) -> None:
@@ -454,7 +455,10 @@ class Server:
         while True:
             await asyncio.sleep(WATCH_S)
             used_by, used_bytes = await asyncio.to_thread(nvml.usage, gpu)
-            live.gpu_seen(used_by, used_bytes - gpu.used_bytes)
+            activity = await asyncio.to_thread(nvml.activity, gpu)
+            live.sizes.gpu_seen(used_by, used_bytes - gpu.used_bytes)
+            if activity is not None:
+                live.sizes.activity_seen(activity, used_by)
 
     async def _watch_mps(self, live: Live, mps: Mps) -> None:
         while True:

@@ -99,7 +99,7 @@ def _compare(row: dict[str, Any]) -> dict[str, Any]:
     if "failed" in row:
         return {"failed": row["failed"]}
     # Not the first block, which warms up, and of each the lower quartile: others make some slower and none faster.
-    blocks = {
+    blocks: dict[str, list[float]] = {
         side: [statistics.quantiles(seconds[at : at + BLOCK], n=4)[0] for at in range(BLOCK, len(seconds), BLOCK)]
         for side, seconds in row["seconds"].items()
     }
