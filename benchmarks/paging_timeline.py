@@ -1,6 +1,6 @@
 """A picture of paging, from the committed result: who computed, and whose memory was on its way, when.
 
-python benchmarks/paging_timeline.py [benchmarks/results/gpu-paging.json] [--out docs/pictures/paging.png]
+python benchmarks/paging_timeline.py [benchmarks/results/gpu-pressure.json] [--out docs/pictures/paging.png]
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def draw(path: Path, policies: dict[str, dict[str, object]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("result", type=Path, nargs="?", default=HERE / "results" / "gpu-paging.json")
+    parser.add_argument("result", type=Path, nargs="?", default=HERE / "results" / "gpu-pressure.json")
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "pictures" / "paging.png")
     options = parser.parse_args()
     draw(options.out, json.loads(options.result.read_text())["paging"]["policies"])

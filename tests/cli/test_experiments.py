@@ -6,18 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from salus.bench import report
 from salus.bench.experiment import Job, Ran, Settings, Steps, at_once, one_by_one
-from salus.bench.experiments import fairness, jct, memory, overhead, packed, preemption
+from salus.bench.experiments import fairness, jct, memory, overhead, packed, paging, preemption
 from salus.errors import RequestRejected
 
 TINY = [Job(f"j{number}", "tiny", 8, 800, alone_s=1.0 + number, ephemeral="3GiB") for number in range(2)]
 SETTINGS = Settings("cpu")
+GIB = 1 << 30
 
 
 def quiet(_: str) -> None:
@@ -107,10 +108,51 @@ def test_memory_is_told_by_model_and_drawn(tmp_path):
 
 def test_the_simulator_is_asked_about_the_same_jobs():
     jobs = [Job("long", "tiny", 1, 100, 0.0, alone_s=10.0), Job("short", "tiny", 1, 10, 1.0, alone_s=1.0)]
+    ran = [Ran(job.name, 0.0, [1.0]) for job in jobs]
     # First come, first served: the short one waits for nine seconds.
-    assert jct._simulated(jobs, "fifo", SETTINGS) == pytest.approx((10 + 10) / 2, rel=0.02)
-    assert jct._simulated(jobs, "srtf", SETTINGS) == pytest.approx((11 + 1) / 2, rel=0.02)
-    assert jct._simulated(jobs, "fifo", Settings("cuda")) is None, "what they need on a GPU is not known"
+    assert jct._simulated(jobs, ran, "fifo", SETTINGS) == pytest.approx((10 + 10) / 2, rel=0.02)
+    assert jct._simulated(jobs, ran, "srtf", SETTINGS) == pytest.approx((11 + 1) / 2, rel=0.02)
+    row = {"persistent_bytes": GIB, "ephemeral_bytes": GIB, "internal_bytes": GIB, "utilization": 0.5}
+    seen = [replace(one, row=row) for one in ran]
+    small = Settings("cuda", capacity="6GiB")
+    assert jct._simulated(jobs, seen, "pack", small) == pytest.approx((10 + 1) / 2, rel=0.02), "side by side"
+    assert jct._simulated(jobs, [ran[0], replace(ran[1], failed="died")], "fifo", SETTINGS) is None
+
+
+def test_memory_that_is_shared_by_mps_and_by_salus_is_told_in_jobs_that_fit():
+    side = {"makespan_s": 2.0, "failed": 0, "why": None, "times_faster": 8.0}
+    result = {
+        "jobs": 16,
+        "sides": {
+            "one by one": {**side, "makespan_s": 16.0, "times_faster": 1.0, "gpu_gib": 0.0},
+            "MPS": {**side, "gpu_gib": 16.0},
+            "salus, MPS": {**side, "gpu_gib": 4.0},
+        },
+    }
+    told = {what: (value, met) for what, value, _, met in packed.verdicts_tuning(result)}
+    assert told["Salus with MPS against MPS, memory"] == ("0.25", True)
+    fit = told["jobs that fit on 16 GiB, Salus with MPS against MPS"]
+    assert fit == ("64 against 16, 4.0 times as many", True)
+
+
+def test_paging_is_told_against_room_for_all(tmp_path):
+    row = {"persistent_bytes": 4 * GIB, "paged_out_bytes": 0, "paged_out_ns": 0, "paged_in_bytes": 0, "paged_in_ns": 0}
+    moved = {
+        **row,
+        "paged_out_bytes": 40 * GIB,
+        "paged_out_ns": 10**9,
+        "paged_in_bytes": 40 * GIB,
+        "paged_in_ns": 10**9,
+    }
+    steps = Steps(None, {})
+    steps.runs("room for all", lambda: [Ran("a", 0.0, [10.0], gpu_bytes=36 * GIB, row=row)])
+    steps.runs("16GiB", lambda: [Ran("a", 0.0, [11.0], gpu_bytes=16 * GIB, row=moved)])
+    result = paging.run(Settings("cuda"), steps, quiet)
+    *_, tight, (_, slower, _, met) = paging.verdicts(result)
+    assert "40 GiB out at 40 GiB/s" in tight[1] and slower == "1.10" and met
+    paging.draw(result, tmp_path / "paging.png")
+    with pytest.raises(RequestRejected, match="there is no GPU here"):
+        paging.run(SETTINGS, steps, quiet)
 
 
 def test_jobs_run_one_by_one_at_once_and_under_salus_and_one_that_fails_is_counted():

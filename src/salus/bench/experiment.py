@@ -30,11 +30,15 @@ from salus.service.mps import Mps, find_control
 WORKLOAD = Path(__file__).parent / "scripts" / "workload.py"
 READY_S = 120.0
 """A job that is not ready by then goes on when it can: it waits for memory, or died."""
-AHEAD = 2
+AHEAD = 3
 """One by one, so many of the next ones start up meanwhile."""
 WARM_UP = 3
 REST_S = 0.5
 REST_LIMIT_S = 5.0
+KEPT = (
+    "persistent_bytes", "ephemeral_bytes", "internal_bytes", "utilization", "iterations", "gpu_time_s",
+    "paged_out_bytes", "paged_out_ns", "paged_in_bytes", "paged_in_ns",
+)  # fmt: skip
 Say = Callable[[str], None]
 
 
@@ -81,14 +85,19 @@ class Job:
     serves: bool = False
     ephemeral: str | None = None
     """Declared; else it is measured."""
+    persistent: str | None = None
+    builds_late: bool = False
+    """It has no memory before it begins, and does not warm up."""
+    sm_share: int | None = None
+    """Under Salus with MPS: of the multiprocessors, in percent."""
 
     def command(self, device: str, go: Path, at_s: float) -> list[str]:
         length = ["--iterations", str(self.iterations)]
         length = length if self.seconds is None else ["--seconds", str(self.seconds)]
-        serve = ["--serve"] if self.serves else []
+        more = [*(["--serve"] if self.serves else []), *(["--late"] if self.builds_late else [])]
         return [
             sys.executable, str(WORKLOAD), "--model", self.model, "--batch", str(self.batch), "--device", device,
-            "--go", str(go), "--at", str(at_s), "--warm-up", str(WARM_UP), *length, *serve,
+            "--go", str(go), "--at", str(at_s), "--warm-up", str(WARM_UP), *length, *more,
         ]  # fmt: skip
 
     def options(self) -> list[str]:
@@ -98,8 +107,9 @@ class Job:
             # The iterations before it begins are Salus's to count, too, and the first takes long.
             count = self.iterations + WARM_UP
             length = ["--iterations", str(count), "--duration", f"{self.alone_s * count / self.iterations:.3f}s"]
-        size = [] if self.ephemeral is None else ["--ephemeral", self.ephemeral]
-        return ["--name", self.name, "--weight", str(self.weight), *length, *size]
+        given = {"--ephemeral": self.ephemeral, "--persistent": self.persistent, "--sm-share": self.sm_share}
+        more = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+        return ["--name", self.name, "--weight", str(self.weight), *length, *more]
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,8 @@ class Ran:
     failed: str | None = None
     gpu_bytes: int = 0
     """The most that was in use on the GPU while the jobs of its side ran, beyond what was before."""
+    row: dict[str, Any] | None = None
+    """What Salus said of it in the end, as in `ps --json`."""
 
     @property
     def jct_s(self) -> float:
@@ -220,7 +232,15 @@ def at_once(
                 say(f"{what}: {sum(one.done() for one in reading)} of {len(jobs)} are done")
                 memory.look()
                 wait(reading, timeout=0.2)
-    return [replace(one.result(), gpu_bytes=memory.most_bytes) for one in reading]
+        rows = {} if service is None else _rows(own)
+    ran = [one.result() for one in reading]
+    return [replace(one, gpu_bytes=memory.most_bytes, row=rows.get(one.name)) for one in ran]
+
+
+def _rows(service: OwnService) -> dict[str, dict[str, Any]]:
+    """Of each job what Salus says of it, by name."""
+    with service.connect() as connection:
+        return {row["name"]: {key: row[key] for key in KEPT} for row in connection.jobs(everything=True)}
 
 
 def _wait_until_ready(processes: Sequence[subprocess.Popen[str]]) -> None:

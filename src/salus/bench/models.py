@@ -184,6 +184,7 @@ def _seq2seq(width: int, device: str) -> Built:
 _OWN: dict[str, Callable[[int, str], Built]] = {
     "tiny": _dense(64, 2),
     "small": _dense(512, 4),
+    "large": _dense(7680, 9),
     "overfeat": _overfeat,
     "inception4": _inception4,
     "speech": _speech,

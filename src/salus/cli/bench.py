@@ -188,6 +188,18 @@ def memory(
 
 
 @app.command()
+def paging(
+    device: Device = "auto", scale: Scale = 1.0, jobs: Jobs = None, capacity: Capacity = None, out: Out = None,
+    plot: Plot = None,
+) -> None:  # fmt: skip
+    """Measure what it costs when the jobs need more memory than the GPU has, 16 GiB unless --capacity says otherwise.
+
+    Example: `salus bench paging --jobs 4 --capacity 8GiB`
+    """
+    _experiment("paging", device, scale, jobs, capacity, out, plot)
+
+
+@app.command()
 def tuning(
     device: Device = "auto", scale: Scale = 1.0, jobs: Jobs = None, capacity: Capacity = None, out: Out = None,
     plot: Plot = None,

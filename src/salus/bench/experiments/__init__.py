@@ -12,6 +12,7 @@ EXPERIMENTS: dict[str, tuple[str, str, str, str]] = {
     "preemption": ("preemption", "run", "verdicts", "draw"),
     "pair": ("packed", "run_pair", "verdicts_pair", "draw"),
     "memory": ("memory", "run", "verdicts", "draw"),
+    "paging": ("paging", "run", "verdicts", "draw"),
     "tuning": ("packed", "run_tuning", "verdicts_tuning", "draw"),
 }
 """By name: the file, and in it what does the experiment, what judges it and what draws it."""

@@ -17,6 +17,7 @@ from salus.bench.experiment import Job, Ran, Say, Settings, Steps, at_once, has_
 from salus.bench.models_of_paper import ON_THE_PROCESSOR
 from salus.core.model import Footprint
 from salus.plugins import load_policy
+from salus.service.gpu import Nvml, choose
 from salus.simulate.engine import Hardware, Simulation
 from salus.simulate.metrics import summarize
 from salus.simulate.trace import TraceJob
@@ -60,7 +61,7 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
     for policy in POLICIES:
         options = settings.service(policy)
         ran = steps.runs(policy, lambda options=options: at_once(jobs, settings.device, say, options))  # type: ignore[misc]
-        found[policy] = {**_summary(ran), "simulated_avg_jct_s": _simulated(jobs, policy, settings)}
+        found[policy] = {**_summary(ran), "simulated_avg_jct_s": _simulated(jobs, ran, policy, settings)}
     base = found["one by one"]["avg_jct_s"]
     for row in found.values():
         row["times_better"] = base / row["avg_jct_s"] if base and row["avg_jct_s"] else None
@@ -87,18 +88,31 @@ def _summary(ran: list[Ran]) -> dict[str, Any]:
     }
 
 
-def _simulated(jobs: list[Job], policy: str, settings: Settings) -> float | None:
-    """What the simulator says of the same jobs with the measured times, where what they need of a lane is known."""
-    if settings.lane is None:
+def _simulated(jobs: list[Job], ran: list[Ran], policy: str, settings: Settings) -> float | None:
+    """What the simulator says of the same jobs with the measured times and sizes; None where one failed."""
+    if any(one.failed for one in ran):
         return None
-    footprint = Footprint(0, parse_bytes(settings.lane))
     trace = [
-        TraceJob(str(number), job.arrives_s, job.iterations, (job.alone_s or 0.0) / job.iterations, footprint)
-        for number, job in enumerate(jobs)
-    ]
-    memory_bytes = parse_bytes(settings.capacity or "4GiB")
+        TraceJob(
+            str(number), job.arrives_s, job.iterations, (job.alone_s or 0.0) / job.iterations, _size(one, settings),
+            utilization=None if one.row is None else one.row["utilization"],
+        )
+        for number, (job, one) in enumerate(zip(jobs, ran, strict=True))
+    ]  # fmt: skip
+    memory_bytes = parse_bytes(settings.capacity) if settings.capacity else _memory_bytes(settings.device)
     outcome = Simulation(trace, lambda: load_policy(policy), Hardware(1, memory_bytes, quantum_s=QUANTUM_S)).run()
     return summarize(outcome).avg_jct_s
+
+
+def _size(one: Ran, settings: Settings) -> Footprint:
+    if settings.lane is not None or one.row is None:
+        return Footprint(0, parse_bytes(settings.lane or "1GiB"))
+    return Footprint(one.row["persistent_bytes"], one.row["ephemeral_bytes"], one.row["internal_bytes"])
+
+
+def _memory_bytes(device: str) -> int:
+    gpu = choose(Nvml().gpus(), None) if device == "cuda" else None
+    return parse_bytes("4GiB") if gpu is None else gpu.total_bytes - gpu.used_bytes
 
 
 def verdicts(result: dict[str, Any]) -> list[tuple[str, str, str, bool]]:

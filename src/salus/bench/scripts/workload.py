@@ -29,6 +29,7 @@ parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else
 parser.add_argument("--go")
 parser.add_argument("--at", type=float, default=0.0)
 parser.add_argument("--block", type=int, help="before each block, wait for a line of input; at its end, stop")
+parser.add_argument("--late", action="store_true", help="build the model when it begins, without a warm-up")
 parser.add_argument("--warm-up", type=int, default=0, help="iterations before it says that it is ready")
 
 
@@ -37,6 +38,10 @@ def main() -> None:
     torch.manual_seed(0)
     if options.device == "cpu":
         torch.set_num_threads(1)
+    if options.device != "cpu":
+        torch.zeros(1, device=options.device)
+    if options.late:
+        _wait_for_clock(options.go, options.at)
     model, loss_of = models.build(options.model, options.batch, options.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
@@ -52,15 +57,11 @@ def main() -> None:
         loss.item()
 
     model.train(not options.serve)
-    for _ in range(options.warm_up):
-        step()
-    if options.go:
-        print("ready", flush=True)
-        while not os.path.exists(options.go):
-            time.sleep(0.005)
-        # The clock of the machine, which is the same in all processes, as the file says it.
-        start = float(Path(options.go).read_text() or time.monotonic()) + options.at
-        time.sleep(max(0.0, start - time.monotonic()))
+    if not options.late:
+        for _ in range(options.warm_up):
+            step()
+        if options.go:
+            _wait_for_clock(options.go, options.at)
     began = time.monotonic()
     ends: list[float] = []
     seconds: list[float] = []
@@ -75,6 +76,15 @@ def main() -> None:
         seconds.append(ends[-1] - start)
     peak = torch.cuda.max_memory_allocated() if options.device != "cpu" else 0
     print(json.dumps({"began_s": began, "ends_s": ends, "seconds": seconds, "peak_bytes": peak}), flush=True)
+
+
+def _wait_for_clock(go: str, at_s: float) -> None:
+    print("ready", flush=True)
+    while not os.path.exists(go):
+        time.sleep(0.005)
+    # The clock of the machine, which is the same in all processes, as the file says it.
+    start = float(Path(go).read_text() or time.monotonic()) + at_s
+    time.sleep(max(0.0, start - time.monotonic()))
 
 
 if __name__ == "__main__":
