@@ -36,9 +36,14 @@ def draw(path: Path, policies: dict[str, dict[str, object]]) -> None:
         axes.set_yticks([number + 0.37 for number in range(len(jobs))], [f"job {job}" for job in jobs])
         axes.invert_yaxis()
         axes.set_xlabel("seconds")
-        hidden = row["hidden"]
-        assert isinstance(hidden, float)
-        axes.set_title(f"{policy}: {hidden:.0%} of a page-in, at the median, is behind the computation of others")
+        hidden, copies = row["hidden"], row["copies"]
+        assert isinstance(copies, list)
+        told = (
+            f"{hidden:.0%} of a page-in, at the median, is behind the computation of others"
+            if copies
+            else "nothing moves"
+        )
+        axes.set_title(f"{policy}: {told}")
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
         handles=[Patch(color=COLOURS[kind], label=name) for kind, name in NAMES.items()],
