@@ -59,6 +59,11 @@ class Settings:
         capacity = self.capacity or ("4GiB" if self.device == "cpu" else None)
         return [*device, "--policy", policy, *(["--capacity", capacity] if capacity else []), *more]
 
+    def one_lane(self, policy: str) -> list[str]:
+        """The same, with room for one lane of `whole_lane` and for what three jobs or more keep beside it."""
+        room = [] if self.device == "cpu" or self.capacity else ["--capacity", "48GiB"]
+        return self.service(policy, *room)
+
     @property
     def lane(self) -> str | None:
         """What a job on the processor says it needs of a lane: there is one for all. A GPU's jobs are measured."""
@@ -67,7 +72,7 @@ class Settings:
     @property
     def whole_lane(self) -> str:
         """Declared by jobs that are to take turns and not to run side by side."""
-        return self.lane or "60GiB"
+        return self.lane or "26GiB"
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
             )
             for number, weight in enumerate(weights)
         ]
-        ran = steps.runs(name, lambda jobs=jobs: at_once(jobs, settings.device, say, settings.service("fair")))  # type: ignore[misc]
+        ran = steps.runs(name, lambda jobs=jobs: at_once(jobs, settings.device, say, settings.one_lane("fair")))  # type: ignore[misc]
         check_all_ran(name, ran)
         found["sides"][name] = _stages(ran, weights, stage_s)
     return found

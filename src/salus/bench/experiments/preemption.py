@@ -31,7 +31,7 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
                 alone_s=iterations * alone.iteration_s, ephemeral=settings.whole_lane,
             )
         )  # fmt: skip
-    ran = steps.runs("srtf", lambda: at_once(jobs, settings.device, say, settings.service("srtf")))
+    ran = steps.runs("srtf", lambda: at_once(jobs, settings.device, say, settings.one_lane("srtf")))
     check_all_ran("srtf", ran)
     first = [max(0.0, one.ends_s[0] - one.arrived_s - alone.iteration_s) for one in ran]
     return {
