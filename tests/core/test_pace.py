@@ -14,27 +14,27 @@ def a_job() -> Job:
 
 def test_in_the_first_iteration_it_is_what_that_has_taken_up_to_now():
     job = a_job()
-    job.serve(0.5, 0)
+    job.serve(0.5, 0.5 / 2, 0)
     assert job.iteration_s == 0.5
-    job.serve(0.5, 1)
+    job.serve(0.5, 0.5 / 2, 1)
     assert job.iteration_s == 1.0
 
 
 def test_a_slow_start_is_forgotten():
     job = a_job()
-    job.serve(3.0, 1)
+    job.serve(3.0, 3.0 / 2, 1)
     for _ in range(30):
-        job.serve(0.03, 0)
-        job.serve(0.02, 1)
+        job.serve(0.03, 0.03 / 2, 0)
+        job.serve(0.02, 0.02 / 2, 1)
     assert job.iteration_s == pytest.approx(0.05, rel=0.1)
-    assert job.attained_s == pytest.approx(4.5) and job.iterations_done == 31
+    assert job.ran_s == pytest.approx(4.5) and job.attained_s == pytest.approx(2.25) and job.iterations_done == 31
 
 
 def test_many_at_once_count_as_many():
     one_by_one, at_once = a_job(), a_job()
     for job in (one_by_one, at_once):
-        job.serve(1.0, 1)
+        job.serve(1.0, 1.0 / 2, 1)
     for _ in range(5):
-        one_by_one.serve(0.1, 1)
-    at_once.serve(0.5, 5)
+        one_by_one.serve(0.1, 0.1 / 2, 1)
+    at_once.serve(0.5, 0.5 / 2, 5)
     assert at_once.iteration_s == pytest.approx(one_by_one.iteration_s)

@@ -25,7 +25,22 @@ def simulate(policy: str, *jobs: TraceJob, quantum_s: float = 1.0, host_bytes: i
 
 
 def service(outcome: Outcome, until: float) -> dict[str, float]:
-    """Seconds on the GPU that each job had by then."""
+    """Seconds of the GPU that each job had by then; several that ran at the same time had equal parts of it."""
+    had = dict.fromkeys((record.job.job_id for record in outcome.records), 0.0)
+    running: set[str] = set()
+    before = 0.0
+    ends = [(segment.end_s, False, segment.job_id) for segment in outcome.segments]
+    starts = [(segment.start_s, True, segment.job_id) for segment in outcome.segments]
+    for at, begins, job_id in sorted(ends + starts):
+        for other in running:
+            had[other] += (min(at, until) - min(before, until)) / len(running)
+        before = at
+        (running.add if begins else running.discard)(job_id)
+    return had
+
+
+def occupied(outcome: Outcome, until: float) -> dict[str, float]:
+    """Seconds for which each job ran by then, whoever ran beside it."""
     had = dict.fromkeys((record.job.job_id for record in outcome.records), 0.0)
     for segment in outcome.segments:
         had[segment.job_id] += max(0.0, min(segment.end_s, until) - segment.start_s)
@@ -64,7 +79,7 @@ def test_fair_lets_a_newcomer_share_at_once_without_making_up_for_the_past():
 
 def test_fair_by_memory_equalizes_memory_times_time():
     small, large = footprint(1, 2), footprint(3, 6)
-    had = service(simulate("fair:by=memory", job("small", 900, needs=small), job("large", 900, needs=large)), 600)
+    had = occupied(simulate("fair:by=memory", job("small", 900, needs=small), job("large", 900, needs=large)), 600)
     assert had["small"] * 3 == pytest.approx(had["large"] * 9, rel=0.05)
 
 

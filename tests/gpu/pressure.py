@@ -223,11 +223,11 @@ def shares(seconds: float = 30.0) -> dict[str, Any]:
         with service.connect() as connection:
             # Not the first seconds, in which each is measured.
             time.sleep(seconds / 3)
-            before = {row["name"]: row["gpu_time_s"] for row in connection.jobs()}
+            before = {row["name"]: row["ran_s"] for row in connection.jobs()}
             time.sleep(seconds)
             rows = connection.jobs()
     service_of = {
-        row["name"]: (row["gpu_time_s"] - before[row["name"]])
+        row["name"]: (row["ran_s"] - before[row["name"]])
         * (row["persistent_bytes"] + row["ephemeral_bytes"] + row["internal_bytes"])
         / 2**30
         for row in rows

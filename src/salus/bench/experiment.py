@@ -35,6 +35,8 @@ AHEAD = 3
 WARM_UP = 3
 REST_S = 0.5
 REST_LIMIT_S = 5.0
+MOST_KEPT = 400
+"""Moments at which iterations ended, of each job in the written result."""
 KEPT = (
     "persistent_bytes", "ephemeral_bytes", "internal_bytes", "utilization", "iterations", "gpu_time_s",
     "paged_out_bytes", "paged_out_ns", "paged_in_bytes", "paged_in_ns",
@@ -309,7 +311,8 @@ class Steps:
         return found
 
     def raw(self) -> dict[str, Any]:
-        return self._done
+        """Everything, but of a job with thousands of iterations only the end of every so-manieth, and of the last."""
+        return {name: [_thinned(one) for one in rows] for name, rows in self._done.items()}
 
     def forget(self) -> None:
         if self._path is not None:
@@ -321,6 +324,14 @@ class Steps:
             new = self._path.with_suffix(".new")
             new.write_text(json.dumps({"settings": self._settings, "steps": self._done}))
             new.rename(self._path)
+
+
+def _thinned(row: dict[str, Any]) -> dict[str, Any]:
+    if not row.get("ends_s"):
+        return row
+    ends = row["ends_s"]
+    every = -(-len(ends) // MOST_KEPT)
+    return {**row, "ends_s": [round(at, 6) for at in ends[len(ends) - 1 :: -every][::-1]], "of_iterations": len(ends)}
 
 
 def check_all_ran(side: str, ran: Sequence[Ran]) -> None:

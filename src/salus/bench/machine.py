@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -32,11 +33,15 @@ def describe() -> dict[str, Any]:
     }
 
 
+_NUMBERS = re.compile(r"\[[-+.,\deE\s]+\]")
+"""A list of nothing else, which takes a line of its own for each of them."""
+
+
 def write(path: Path, benchmark: str, result: dict[str, Any]) -> None:
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"benchmark": benchmark, "date": date, "machine": describe(), **result}, indent=2)
-    path.write_text(text + "\n")
+    path.write_text(_NUMBERS.sub(lambda match: " ".join(match.group().split()), text) + "\n")
     print(f"wrote {path}")
 
 

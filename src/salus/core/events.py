@@ -69,6 +69,7 @@ class IterationFinished:
 
     job_id: JobId
     gpu_time_s: float
+    """For which it ran, whoever ran beside it in other lanes; the scheduler knows who did."""
     iterations: int = 1
     """0 when the job is in the middle of a long one and this is the time it took so far."""
     yielded: bool = False

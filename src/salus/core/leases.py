@@ -20,6 +20,8 @@ from salus.core.state import LaneLeases, State
 
 SHORTEST_TICK_S = 0.005
 """How often a rotating policy is asked again at the most, where the quantum is shorter or 0."""
+LONGEST_TICK_S = 0.1
+"""And at the least, where iterations seem to be longer: of a job's first ones that may be far from true."""
 ROUNDING_S = 1e-9
 
 
@@ -42,6 +44,7 @@ def end_lease(st: State, job: Job) -> None:
     elif job.lease is not Lease.NONE:
         job.lease = Lease.NONE
         st.leases[_lane(job)].holder = None
+        st.running -= 1
         set_stuck(st, job, False)
 
 
@@ -79,9 +82,10 @@ def set_stuck(st: State, job: Job, stuck: bool) -> None:
         st.lanes.set_stuck(_lane(job), stuck)
 
 
-def serve(st: State, job: Job, gpu_time_s: float, iterations: int) -> None:
+def serve(st: State, job: Job, ran_s: float, gpu_time_s: float, iterations: int) -> None:
+    """It ran for so long, and that much of the GPU's time was its own."""
     job.ran_at = st.now
-    job.serve(gpu_time_s, iterations)
+    job.serve(ran_s, gpu_time_s, iterations)
     st.policy.on_served(job, gpu_time_s, iterations)
     if job.lane is not None:
         ready = st.leases[job.lane].ready
@@ -115,10 +119,6 @@ def would_run(st: State, job: Job, firsts: list[Entry] | None = None) -> bool:
     return job in st.policy.choose([entry[2] for entry in entries], st.moment)
 
 
-def anybody_runs(st: State) -> bool:
-    return any(lane.holder is not None for lane in st.leases.values())
-
-
 def settle(st: State) -> None:
     firsts = [entry[2] for entry in first_of_each_lane(st)]
     picked = set(map(id, st.policy.choose(firsts, st.moment)))
@@ -142,10 +142,15 @@ def settle(st: State) -> None:
         _wake_for_rotation(st)
 
 
-def _grant(st: State, lane_id: LaneId, lane: LaneLeases, job: Job) -> None:
+def hold(st: State, lane: LaneLeases, job: Job) -> None:
     lane.holder = job
     job.lease = Lease.HELD
     job.granted_at = job.ran_at = st.now
+    st.running += 1
+
+
+def _grant(st: State, lane_id: LaneId, lane: LaneLeases, job: Job) -> None:
+    hold(st, lane, job)
     job.mid_iteration = False
     st.emit(GrantLease(job.job_id, lane_id), job)
     if st.config.quantum_s == 0 and len(lane.ready) > 1 and st.policy.rotates is not Rotation.NEVER:
@@ -170,13 +175,13 @@ def _revoke_in_time(st: State, holder: Job) -> None:
 def _wake_for_rotation(st: State) -> None:
     """Asks again when the first lease has lasted its quantum, and every quantum from then on.
 
-    Not more often than a holder gets to a boundary: before that nothing could be done about the answer. And not for
-    a holder that is revoked already: it reports when it gets there.
+    Not much more often than a holder gets to a boundary: before that nothing could be done about the answer. And not
+    for a holder that is revoked already: it reports when it gets there.
     """
     shortest = max(st.config.quantum_s, SHORTEST_TICK_S)
     for lane in st.leases.values():
         if lane.holder is not None and lane.holder.lease is Lease.HELD:
-            tick = max(shortest, lane.holder.iteration_s)
+            tick = max(shortest, min(lane.holder.iteration_s, LONGEST_TICK_S))
             over_at = lane.holder.granted_at + tick
             st.wake_at(over_at if st.now + ROUNDING_S < over_at else st.now + tick)
 

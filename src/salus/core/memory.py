@@ -83,7 +83,7 @@ def _admit_waiting(st: State) -> None:
     blocked: list[Job] = []
     closed = False
     firsts: list[Entry] | None = None
-    nobody_runs = not leases.anybody_runs(st)
+    nobody_runs = not st.running
     for job in _next_in_line(st):
         if closed and job.phase is Phase.WAITING:
             continue
@@ -211,9 +211,7 @@ def restore(st: State, job: Job, was: JobReturned) -> None:
     st.on_gpu[job.job_id] = job
     st.emit(AdmitJob(job.job_id, job.lane, job.footprint), job)
     if was.holds:
-        st.leases[job.lane].holder = job
-        job.lease = Lease.HELD
-        job.granted_at = job.ran_at = st.now
+        leases.hold(st, st.leases[job.lane], job)
     leases.start_competing(st, job)
 
 

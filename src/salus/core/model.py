@@ -188,11 +188,13 @@ class Job:
 
     iterations_done: int = 0
     attained_s: float = 0.0
-    """GPU time used so far."""
+    """GPU time used so far: of a time in which several ran, each in a lane of its own, an equal part."""
+    ran_s: float = 0.0
+    """For how long it ran, whoever did beside it."""
     iteration_s: float = 0.0
-    """GPU time of an iteration, lately; in the first one, what it has taken up to now."""
+    """How long an iteration takes, lately; in the first one, what it has taken up to now."""
     uncounted_s: float = 0.0
-    """GPU time since iterations were last counted."""
+    """How long it ran since iterations were last counted."""
 
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
@@ -210,10 +212,11 @@ class Job:
         """It runs."""
         return self.lease is Lease.HELD or self.lease is Lease.REVOKED
 
-    def serve(self, gpu_time_s: float, iterations: int) -> None:
-        """It ran for so long since the last time, and ended so many iterations."""
+    def serve(self, ran_s: float, gpu_time_s: float, iterations: int) -> None:
+        """It ran for so long since the last time, had that much of the GPU, and ended so many iterations."""
+        self.ran_s += ran_s
         self.attained_s += gpu_time_s
-        self.uncounted_s += gpu_time_s
+        self.uncounted_s += ran_s
         if iterations:
             # The first ones of a script are no measure of the others: what lies back counts less and less.
             old = FADES**iterations if self.iterations_done else 0.0

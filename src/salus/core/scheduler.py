@@ -165,6 +165,7 @@ class Scheduler:
             ready=event.ready or event.holds,
             iterations_done=event.iterations,
             attained_s=event.gpu_time_s,
+            ran_s=event.gpu_time_s,
             iteration_s=event.gpu_time_s / max(1, event.iterations),
         )
         st.tell(job, "JobReturned")
@@ -204,13 +205,15 @@ class Scheduler:
         st, job = self._state, self._job(event.job_id, event)
         if not 0 <= event.gpu_time_s < float("inf") or event.iterations < 0:
             raise RequestRejected(f"job {job.job_id} reports what cannot be: {event}")
+        # Those who run in other lanes at the same time have the GPU too.
+        at_once = max(1, st.running)
         if event.yielded:
             if not job.holds or job.stalled:
                 raise RequestRejected(
                     f"job {job.job_id} gives up a lease that it cannot give up now: {job.lease.value}"
                 )
             leases.end_lease(st, job)
-        leases.serve(st, job, event.gpu_time_s, event.iterations)
+        leases.serve(st, job, event.gpu_time_s, event.gpu_time_s / at_once, event.iterations)
 
     def _on_job_yielding(self, event: ev.JobYielding) -> None:
         job = self._job(event.job_id, event)
@@ -340,6 +343,8 @@ class Scheduler:
         hosted = sum(job.host_bytes for job in st.jobs.values())
         _require(hosted == st.host_used_bytes, f"the host holds {hosted} bytes, counted as {st.host_used_bytes}")
         _require(st.host_has_room(0), f"the host holds {hosted} bytes, it may hold {st.config.host_bytes}")
+        run = sum(lane.holder is not None for lane in st.leases.values())
+        _require(run == st.running, f"{run} jobs hold a lease, counted as {st.running}")
         _require(set(lanes.lanes) == set(st.leases), "a lane has no list of leases, or the other way round")
         for lane in lanes.lanes.values():
             self._validate_lane(lane)

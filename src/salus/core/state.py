@@ -34,6 +34,8 @@ class State:
         self.arrivals = 0
         self.lanes = LaneTable(config.capacity_bytes, share_between_users=config.share_lanes_between_users)
         self.leases: dict[LaneId, LaneLeases] = {}
+        self.running = 0
+        """Lanes in which a job holds the lease."""
         self.waiting = OrderedJobs()
         """Jobs that wait for memory, in the policy's memory order."""
         self.returning = OrderedJobs()

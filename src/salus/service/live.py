@@ -278,7 +278,8 @@ class Live:
             self.decide(ev.JobReady(heir.job_id))
 
     def _gave_up(self, job: LiveJob, wants_more: bool) -> None:
-        iterations, used_s = self._report_others(job)
+        self._report_others(job)
+        iterations, used_s = self._used(job)
         self.holders.pop(job.job_id, None)
         self._lease_is_over(job)
         self.decide(ev.IterationFinished(job.job_id, used_s, iterations, yielded=wants_more))
@@ -405,6 +406,7 @@ class Live:
         job.final = {
             "iterations": core.iterations_done,
             "gpu_time_s": core.attained_s,
+            "ran_s": core.ran_s,
             **footprint_of(self.scheduler, job),
         }
         job.finished_at, job.exit_code = time.time(), exit_code
@@ -476,22 +478,13 @@ class Live:
         if job is not None and job.worker is not None:
             self._loop.call_soon(job.worker.close)
 
-    def _report_others(self, besides: LiveJob | None) -> tuple[int, float]:
-        """What the lease holders used since the last time, off their pages; of `besides`, the caller reports it.
-
-        Those in different lanes have the device at the same time. Its time is shared out among them.
-        """
-        used = {job.job_id: self._used(job) for job in self.holders.values()}
-        seconds = [used_s for _, used_s in used.values()]
-        part = max(seconds) / sum(seconds) if sum(seconds) > 0 else 1.0
+    def _report_others(self, besides: LiveJob | None) -> None:
+        """What the lease holders used since the last time, off their pages."""
         for job in list(self.holders.values()):
-            iterations, used_s = used[job.job_id]
-            if job is not besides and (used_s > 0 or iterations):
-                self.decide(ev.IterationFinished(job.job_id, used_s * part, iterations))
-        if besides is None:
-            return 0, 0.0
-        iterations, used_s = used.get(besides.job_id) or self._used(besides)
-        return iterations, used_s * part
+            if job is not besides:
+                iterations, used_s = self._used(job)
+                if used_s > 0 or iterations:
+                    self.decide(ev.IterationFinished(job.job_id, used_s, iterations))
 
     def _used(self, job: LiveJob) -> tuple[int, float]:
         if job.page is None:

@@ -41,6 +41,7 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
         "weight": job.asked.weight,
         "iterations": core.iterations_done if core is not None else 0,
         "gpu_time_s": core.attained_s if core is not None else 0.0,
+        "ran_s": core.ran_s if core is not None else 0.0,
         **footprint_of(scheduler, job),
         "submitted_at": job.submitted_at,
         "started_at": job.started_at,

@@ -2,7 +2,8 @@
 
 Inside a lane the job that is furthest behind runs. Across lanes, a job that is ahead of the one furthest behind by
 more than a quantum pauses at its boundary even when its lane is its own: so weights 1:2:4 mean 1:2:4.
-Service is GPU time, or with `by=memory` GPU time multiplied by the bytes the job occupies while it runs.
+Service is GPU time, which those who run at the same time in several lanes share; or with `by=memory` the time for which
+a job runs multiplied by the bytes it occupies then, which nobody else can have.
 
 Each job has a mark: its service over weight so far. The floor is the smallest mark among the jobs that compete. A job
 that arrives, or comes back after a pause, starts at the floor: it shares from then on, and neither owes anything for
@@ -45,6 +46,8 @@ class Fair(Policy):
         self._by_memory = self.settings["by"] == "memory"
         self.patience_s = float(self.settings["patience"])
         self._marks: dict[JobId, float] = {}
+        self._ran_s: dict[JobId, float] = {}
+        """By memory: how much of each job's time is in its mark."""
         self._competing: defaultdict[int, set[JobId]] = defaultdict(set)
         self._floors: defaultdict[int, float] = defaultdict(float)
 
@@ -69,6 +72,7 @@ class Fair(Policy):
 
     def on_arrived(self, job: Job) -> None:
         self._marks[job.job_id] = self._floor(job)
+        self._ran_s[job.job_id] = job.ran_s
 
     def on_competing(self, job: Job) -> None:
         self._marks[job.job_id] = max(self._marks[job.job_id], self._floor(job))
@@ -79,10 +83,11 @@ class Fair(Policy):
         self._competing[self._level(job)].discard(job.job_id)
 
     def on_served(self, job: Job, gpu_time_s: float, iterations: int) -> None:
-        self._marks[job.job_id] += gpu_time_s * self._rate(job)
+        before, self._ran_s[job.job_id] = self._ran_s[job.job_id], job.ran_s
+        self._marks[job.job_id] += (job.ran_s - before if self._by_memory else gpu_time_s) * self._rate(job)
 
     def on_left(self, job: Job) -> None:
-        del self._marks[job.job_id]
+        del self._marks[job.job_id], self._ran_s[job.job_id]
 
     def _level(self, job: Job) -> int:
         """Jobs share with those of their own level; here all are of one."""
@@ -97,7 +102,7 @@ class Fair(Policy):
         return self._floors[level]
 
     def _rate(self, job: Job) -> float:
-        """Service over weight that a second on the GPU counts for."""
+        """Service over weight that a second counts for."""
         return (max(SMALLEST_BYTES, job.footprint.total_bytes) if self._by_memory else 1.0) / job.spec.weight
 
     def _allowance(self, job: Job, moment: Moment) -> float:
