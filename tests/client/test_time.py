@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,15 @@ class Gpu:
 def job(monkeypatch) -> Iterator[tuple[Lease, Page, Clock]]:
     clock = Clock()
     monkeypatch.setattr(lease_module, "_now_ns", clock)
-    page, _ = Page.create()
+    page, descriptor = Page.create()
+    os.close(descriptor)
     lease = Lease(Path("/nowhere"), "1", "token")
     lease._words, lease._attached, lease._holding = page.words, True, True
     monkeypatch.setattr(lease, "_send", lambda _message: None)
     yield lease, page, clock
     lease._attached = False
     lease._words = memoryview(bytearray(4096)).cast("Q")
+    page.close()
 
 
 def iterate(lease: Lease, clock: Clock, launch_ms: int, then_ms: int) -> None:

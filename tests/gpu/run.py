@@ -29,7 +29,7 @@ from typing import Any
 
 from salus.bench import arena, machine
 from salus.bench.own_service import OwnService
-from salus.bench.switch import spread, take_turn
+from salus.bench.switch import in_turn, spread, take_turn
 from salus.protocol import messages as msg
 from salus.service.gpu import Nvml
 from tests.gpu import pressure
@@ -63,7 +63,7 @@ def alone(kind: str, iterations: int) -> tuple[dict[str, Any], dict[str, Any]]:
         }
         try:
             for number in range(blocks):
-                for side in list(sides) if number % 2 == 0 else list(reversed(sides)):
+                for side in in_turn(list(sides), number):
                     take_turn(sides[side])
         except Exception as error:
             print(f"  {kind}: {error}", flush=True)
@@ -226,7 +226,7 @@ def throughput(rounds: int) -> dict[str, Any]:
             select.select([job.stdout], [], [], START_LIMIT_S)
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for number in range(rounds):
-            for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
+            for name in in_turn(list(sides), number):
                 began = time.monotonic()
                 if len(jobs[name]) == 1:
                     for _ in range(3):

@@ -88,7 +88,7 @@ def a_job(live: Live, sm_share: int | None = None) -> LiveJob:
     asked = msg.Register("job", ["python"], "/", sm_share=sm_share)
     job = LiveJob("1", "token", 0, asked, "key", 0.0, None, live)
     job.worker = SimpleNamespace(pid=7)  # type: ignore[assignment]
-    job.page, _ = Page.create()
+    job.page, job.page_descriptor = Page.create()
     live.jobs["1"] = live.holders["1"] = job
     return job
 
@@ -98,6 +98,7 @@ def test_what_is_seen_of_a_job_decides_its_share_the_next_time(tmp_path):
         history = History(tmp_path / "history.db")
         live = a_live(tmp_path, history, mps=True)
         job = a_job(live)
+        jobs = [job]
         found = [live.sizes.sm_share(job)]
         assert job.page is not None
         for number in range(FIRST_LOOKS + ENOUGH_LOOKS + 2):
@@ -116,9 +117,14 @@ def test_what_is_seen_of_a_job_decides_its_share_the_next_time(tmp_path):
         # A run with that share measures nothing new, and what is known stays known.
         job.sm_share = found[-1]
         live.sizes.remember(job, core, 0)
-        found += [live.sizes.sm_share(job), live.sizes.sm_share(a_job(live, sm_share=15))]
+        jobs += [a_job(live, sm_share=15), a_job(live)]
+        found += [live.sizes.sm_share(job), live.sizes.sm_share(jobs[1])]
         live.mps = None
-        return [*found, live.sizes.sm_share(a_job(live))]
+        found.append(live.sizes.sm_share(jobs[2]))
+        for made in jobs:
+            made.close()
+        history.close()
+        return found
 
     assert asyncio.run(shares()) == [None, 50, 50, 15, None]
 

@@ -14,9 +14,9 @@ rather than at the end of the last: by then most scripts have dropped their grad
 A service that is killed may be started again. Meanwhile whoever holds a lease goes on, and everyone else waits; then
 each tells the new one where it is (`_come_back`).
 
-On a GPU the lease goes straight from job to job (`BatonPage`): a job whose lease is revoked says at the end of its
-iteration that it will yield, the service names the next one to both, and that one watches for it. If any of this comes
-too late, the service grants the lease as it would have.
+The lease goes straight from job to job (`BatonPage`): on a GPU a job whose lease is revoked says at the end of its
+iteration that it will yield, the service names the next one to both, and that one watches for it. On the host device
+the service names it with the revocation. If any of this comes too late, the service grants the lease as it would have.
 
 It never exits the process, never prints to stdout, never raises into the user's code. If the service is gone for good
 or never was, it says so once on stderr and the job runs unmanaged.
@@ -65,7 +65,7 @@ _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES = (
     int(Word.BEGAN_NS),
     int(Word.BOUNDARIES),
 )
-_PASS, _BATON = int(Word.PASS), int(Word.BATON)
+_PASS, _PASSED, _BATON = int(Word.PASS), int(Word.PASSED), int(Word.BATON)
 _BETWEEN, _ITERATING, _WAITING = int(JobState.BETWEEN), int(JobState.ITERATING), int(JobState.WAITING)
 _now_ns = time.monotonic_ns
 
@@ -291,7 +291,7 @@ class Lease:
 
     def _yield(self, *, wants_more: bool) -> bool:
         """False: something lives in the lane and cannot be made private, so the lease is kept."""
-        words = self._words
+        words, rung_ns = self._words, 0
         if self._memory is not None:
             rung_ns = self._ring()
             if not rung_ns and not self._is_being_answered():
@@ -311,8 +311,7 @@ class Lease:
         self._asked = wants_more
         while not words[_PASS] and self._is_being_answered():
             os.sched_yield()
-        passed = self._memory is not None and self._pass_on(wants_more, rung_ns)
-        self._send(msg.Yielded(wants_more, passed))
+        self._send(msg.Yielded(wants_more, self._pass_on(wants_more, rung_ns)))
         return True
 
     def _is_being_answered(self) -> bool:
@@ -329,8 +328,13 @@ class Lease:
 
     def _pass_on(self, wants_more: bool, rung_ns: int) -> bool:
         ticket, batons = self._words[_PASS], self._batons
-        if not ticket or batons is None or self._memory is None:
+        if not ticket or batons is None:
             return False
+        if self._memory is None:
+            # In this order: whoever sees the other job run can see here why.
+            self._words[_PASSED] = 2 * ticket + wants_more
+            batons.pass_on(ticket)
+            return True
         if not self._memory.pass_on(batons.address(ticket), ticket, wants_more):
             return False
         if _now_ns() - rung_ns > RING_AGAIN_NS:
@@ -341,7 +345,7 @@ class Lease:
 
     def _attach(self) -> bool:
         try:
-            connection, (descriptor, grant_event, *arena) = self._ask_to_attach()
+            connection, (descriptor, grant_event, *more) = self._ask_to_attach()
             page = Page(descriptor)
             self._pages.append(page)
             self._words = page.words
@@ -353,33 +357,34 @@ class Lease:
         except (SalusError, OSError, ValueError) as error:
             self._go_unmanaged(str(error))
             return False
+        straight = True
         if self._memory is not None:
             try:
-                self._memory.open(page.address(), arena[0])
+                self._memory.open(page.address(), more.pop(0))
             except SalusError as error:
                 say(f"{error}; job {self._job_id} shares the device by turns, in a lane of its own")
-                self._memory = None
+                self._memory, straight = None, False
         connection.wait_for_ever()
         self._connection = connection
-        self._listen_for_grants(grant_event, arena[1:])
+        self._listen_for_grants(grant_event, more, straight=straight)
         self._attached = True
         threading.Thread(target=self._listen, args=(connection,), name="salus", daemon=True).start()
         return True
 
-    def _listen_for_grants(self, grant_event: int, batons: list[int]) -> None:
+    def _listen_for_grants(self, grant_event: int, batons: list[int], *, straight: bool) -> None:
+        """From the service and, where leases can come and go `straight`, from the job before us."""
         self._grant_event = grant_event
         self._grant_poll, self._bell_poll = select.poll(), select.poll()
         for poll in (self._grant_poll, self._bell_poll):
             poll.register(grant_event, select.POLLIN)
         self._batons, self._spent, self._announced_ns = None, 0, 0
-        if batons:
-            descriptor, bell = batons
-            if self._memory is not None:
-                self._batons = BatonPage(descriptor, bell)
-                self._bell_poll.register(bell, select.POLLIN)
-            else:
-                os.close(bell)
-            os.close(descriptor)
+        descriptor, bell = batons
+        if straight:
+            self._batons = BatonPage(descriptor, bell)
+            self._bell_poll.register(bell, select.POLLIN)
+        else:
+            os.close(bell)
+        os.close(descriptor)
 
     def _ask_to_attach(self) -> tuple[ServiceConnection, list[int]]:
         asked = msg.Attach(self._job_id, self._token, arena=self._memory is not None)
@@ -448,20 +453,20 @@ class Lease:
                     on_host, suspended, old[_ITERATIONS], old[_BUSY],
                 )
             )  # fmt: skip
-            _, (descriptor, grant_event, *arena) = connection.receive()
+            _, (descriptor, grant_event, *more) = connection.receive()
             page = Page(descriptor)
             os.close(descriptor)
             for word in (_STATE, _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES):
                 page.words[word] = old[word]
             if memory is not None:
-                memory.reopen(page.address(), arena[0], holds)
+                memory.reopen(page.address(), more.pop(0), holds)
             self._pages.append(page)
             self._words, self._taken, self._asked = page.words, 0, waits
             connection.wait_for_ever()
             self._connection.close()
             self._connection = connection
             before = self._grant_event
-            self._listen_for_grants(grant_event, arena[1:])
+            self._listen_for_grants(grant_event, more, straight=self._batons is not None)
             # Whoever waits at the old one comes over. It is not closed, nor the old bell: somebody may be on the way.
             os.eventfd_write(before, 1)
         return connection

@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from salus.errors import SalusError
 
-VERSION = 3
+VERSION = 4
 MAX_PACKET_BYTES = 64 * 1024
 PACKET_HEAD_BYTES = 1024
 """Of a packet with a list of rows: more than everything else in it."""
@@ -200,8 +200,8 @@ class Registered:
 
 @dataclass(frozen=True)
 class Attached:
-    """Comes with descriptors: the shared page and the event that announces a lease; and for an arena its channel, the
-    page that all jobs of the user share and its bell (`BatonPage`)."""
+    """Comes with descriptors: the shared page and the event that announces a lease; for an arena its channel; the page
+    that all jobs of the user share and its bell (`BatonPage`)."""
 
     job_id: str
 

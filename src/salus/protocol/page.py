@@ -98,6 +98,10 @@ class BatonPage:
         self._page.words[ticket % BATONS] = 2 * ticket
         self.ring()
 
+    def pass_on(self, ticket: int) -> None:
+        self._page.words[ticket % BATONS] = 2 * ticket + 1
+        self.ring()
+
     def ring(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self.bell, 1)

@@ -1,9 +1,10 @@
 """Batons: a lease goes from one job to the next without us, and we hear of it afterwards.
 
-A decision of ours takes longer than everything else in a hand-over. So it is made beforehand: a job that is about to
-yield says so, the core names an heir, and both are told the same ticket on their pages. When the device is idle the
-giver writes on its own page that it passed its lease on; then to the word that the heir looks at (`BatonPage`). The
-heir runs. The giver's message, as ever, makes us see to the rest.
+A decision of ours takes longer than everything else in a hand-over. So it is made beforehand. A job that is about to
+yield says so; on the host device, where it yields at the end of the iteration in which it is revoked, that is known
+anyway. The core names an heir, and both are told the same ticket on their pages. When the device is idle the giver
+writes on its own page that it passed its lease on; then to the word that the heir looks at (`BatonPage`). The heir
+runs. The giver's message, as ever, makes us see to the rest.
 
 What keeps it safe:
 - From the promise on the core treats the heir as one that runs: it keeps its lane and its memory.
@@ -58,24 +59,31 @@ class Batons:
 
     def offer(self, giver: LiveJob, heir: LiveJob) -> bool:
         """Tells both, if both can do it. False: the lease goes the long way."""
-        if giver.link is None or giver.page is None or heir.link is None or heir.page is None:
+        if giver.page is None or heir.page is None or giver.job_id in self._offers:
             return False
         if giver.uid != heir.uid or heir.worker is None or heir.page.words[Word.STATE] != JobState.WAITING:
             return False
-        if giver.job_id in self._offers or not giver.link.catch_up():
+        if not self._share_lane(giver, heir, giver.page):
             return False
-        # What has been taken in by now is what the heir is told. The giver may be saying more at this very moment.
-        heard = giver.link.received
-        heir.link.bring_up_to_date()
-        heir.link.holds = True
         self._tickets += 1
         words = heir.page.words
         heir.cleared = bool(words[Word.SCRUB])
         words[Word.REVOKE] = words[Word.CONTENDED] = 0
         words[Word.BATON] = self._tickets
-        giver.page.words[Word.PASS_SENT] = heard
         giver.page.words[Word.PASS] = self._tickets
         self._offers[giver.job_id] = Offer(self._tickets, giver, heir)
+        return True
+
+    def _share_lane(self, giver: LiveJob, heir: LiveJob, page: Page) -> bool:
+        """The heir is told all that is known of the lane. On the host device, without arenas, that is nothing."""
+        if giver.link is None or heir.link is None:
+            return giver.link is heir.link
+        if not giver.link.catch_up():
+            return False
+        # What has been taken in by now is what the heir is told. The giver may be saying more at this very moment.
+        page.words[Word.PASS_SENT] = giver.link.received
+        heir.link.bring_up_to_date()
+        heir.link.holds = True
         return True
 
     def recall(self, job: LiveJob) -> None:

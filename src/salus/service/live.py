@@ -48,6 +48,8 @@ KEPT_ENDED = 1000
 """Ended jobs that `ps --all` can still show."""
 QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
+FORESEEN_S = 0.05
+"""Of a job whose iterations are no longer than this it is known when it will yield."""
 AWAKE_S = 0.002
 """How long the service stays awake for a yield that was announced."""
 
@@ -141,8 +143,8 @@ class Live:
         try:
             job.page, job.page_descriptor = Page.create()
             job.grant_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            shared = self.batons.shared_by(job.uid)
             if arena:
-                shared = self.batons.shared_by(job.uid)
                 job.pidfd = os.pidfd_open(connection.pid)
                 job.link = self._link(job, job.page)
         except OSError as error:
@@ -153,10 +155,8 @@ class Live:
         job.worker = connection
         job.last_pid = connection.pid
         job.reported_iterations = job.reported_ns = 0
-        descriptors = [job.page_descriptor, job.grant_event]
-        if job.link is not None:
-            descriptors += [job.link.theirs.fileno(), *shared]
-        connection.send(msg.Attached(job.job_id), tuple(descriptors))
+        channel = [] if job.link is None else [job.link.theirs.fileno()]
+        connection.send(msg.Attached(job.job_id), (job.page_descriptor, job.grant_event, *channel, *shared))
         if job.link is not None:
             job.link.close_theirs()
         self.registry.attached(job.job_id, connection.pid)
@@ -225,6 +225,14 @@ class Live:
             _wake(following.grant_event)
             self._awake_until = self._loop.time() + AWAKE_S
             self._stay_awake()
+
+    def _says_nothing(self, job: LiveJob, page: Page) -> bool:
+        """Whether it will yield without saying so beforehand; then we know it from here on."""
+        if job.link is not None:
+            # It has passed the place where it would have seen that it is to yield.
+            return bool(page.words[Word.STATE] == JobState.BETWEEN)
+        # On the host device it does at the end of its iteration. If that is far off, better not to be bound until then.
+        return self.device.gpu is None and self.scheduler.jobs[job.job_id].iteration_s <= FORESEEN_S
 
     def _will_yield(self, job: LiveJob) -> None:
         if self.jobs.get(job.job_id) is job:
@@ -505,8 +513,7 @@ class Live:
                 job = self.jobs[job_id]
                 if job.page is not None:
                     job.page.words[Word.REVOKE] = 1
-                    if job.link is not None and job.page.words[Word.STATE] == JobState.BETWEEN:
-                        # It has passed the place where it would have seen that and said so.
+                    if self._says_nothing(job, job.page):
                         self._loop.call_soon(self._will_yield, job)
             case act.PromiseLease(job_id, _, after):
                 heir = self.jobs[job_id]

@@ -20,7 +20,7 @@ from typing import Any
 from salus.bench.experiment import WARM_UP, WORKLOAD, Say, Settings, Steps
 from salus.bench.models_of_paper import BATCHES, ON_THE_PROCESSOR
 from salus.bench.own_service import OwnService
-from salus.bench.switch import take_turn
+from salus.bench.switch import in_turn, take_turn
 from salus.errors import SalusError
 
 BLOCK = 10
@@ -82,9 +82,7 @@ def _take_turns(model: str, sides: dict[str, subprocess.Popen[str]], settings: S
             take_turn(process)
         began, turns = time.monotonic(), 0
         while turns < FEWEST_BLOCKS or time.monotonic() < began + MODEL_S * settings.scale:
-            # Each follows each of the others as often, and never itself: who goes on from its own last turn is faster.
-            order = list(sides)[turns % 3 :] + list(sides)[: turns % 3]
-            for side in order:
+            for side in in_turn(list(sides), turns):
                 take_turn(sides[side])
             turns += 1
             say(f"overhead of {model}, turn {turns}")
