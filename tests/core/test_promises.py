@@ -179,3 +179,21 @@ def test_a_promise_lasts_through_a_change_of_policy(policy):
     world.iterate("a")
     assert world.running() == ["b"]
     world.drain()
+
+
+def test_one_that_is_stuck_gets_no_heir_who_would_be_bound_to_it():
+    world = three_in_a_lane("fifo")
+    world.send(ev.JobStuck("a", True))
+    assert promised(world.announce("a")) == []
+    assert world.scheduler.jobs["b"].lease is Lease.NONE, "it may go to another lane"
+
+
+def test_an_heir_that_could_not_be_told_waits_like_any_other():
+    world = three_in_a_lane()
+    world.announce("a")
+    assert act.WithdrawPromise("b", 1) in world.send(ev.PromiseRefused("b"))
+    assert world.scheduler.jobs["b"].lease is Lease.NONE
+    assert world.send(ev.PromiseRefused("b")) == [], "it was withdrawn already"
+    world.iterate("a")
+    assert world.running() == ["b"]
+    world.drain()

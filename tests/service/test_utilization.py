@@ -106,7 +106,7 @@ def test_what_is_seen_of_a_job_decides_its_share_the_next_time(tmp_path):
             # In between, somebody outside has the GPU open too.
             live.sizes.activity_seen(Activity(0.3, 0.02), {7: 100, **({8: 1} if number == 1 else {})})
         live.sizes.activity_seen(Activity(1.0, 1.0), {7: 100, 8: 1})
-        assert job.activity.mean() is None, "one look was not its own, and the one after it neither"
+        assert job.activity is not None and job.activity.mean() is None, "two looks were not its own"
         for number in range(50, 60):
             job.page.words[Word.ITERATIONS] = 10 * number
             live.sizes.activity_seen(Activity(0.3, 0.02), {7: 100})
@@ -150,8 +150,8 @@ class Counters:
 
     NVML_GPM_METRICS_GET_VERSION = 1
 
-    def __init__(self, has_counters: bool) -> None:
-        self._has, self.samples, self.freed = has_counters, 0, 0
+    def __init__(self, has_counters: bool, broken: bool = False) -> None:
+        self._has, self._broken, self.samples, self.freed = has_counters, broken, 0, 0
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
         return uuid
@@ -177,7 +177,8 @@ class Counters:
 
     def nvmlGpmMetricsGet(self, asked):
         for metric in asked.metrics:
-            metric.value = {1: 90.0, 2: 30.0}[metric.metricId]
+            metric.nvmlReturn = int(self._broken)
+            metric.value = 0.0 if self._broken else {1: 90.0, 2: 30.0}[metric.metricId]
 
 
 def test_a_gpu_with_counters_tells_more_than_one_without():
@@ -190,3 +191,5 @@ def test_a_gpu_with_counters_tells_more_than_one_without():
     assert nvml.activity(GPU) == Activity(0.4, 0.4)
     nvml._nvml = object()
     assert nvml.activity(GPU) is None
+    nvml._nvml, nvml._samples = Counters(has_counters=True, broken=True), {}
+    assert [nvml.activity(GPU), nvml.activity(GPU)] == [None, None], "what cannot be read is not nothing"

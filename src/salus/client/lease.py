@@ -346,6 +346,10 @@ class Lease:
     def _attach(self) -> bool:
         try:
             connection, (descriptor, grant_event, *more) = self._ask_to_attach()
+            if len(more) != (2 if self._memory is None else 3):
+                for one in (descriptor, grant_event, *more):
+                    os.close(one)
+                raise SalusError("the service sent less than it should; this process has too many files open")
             page = Page(descriptor)
             self._pages.append(page)
             self._words = page.words
@@ -373,18 +377,19 @@ class Lease:
 
     def _listen_for_grants(self, grant_event: int, batons: list[int], *, straight: bool) -> None:
         """From the service and, where leases can come and go `straight`, from the job before us."""
-        self._grant_event = grant_event
-        self._grant_poll, self._bell_poll = select.poll(), select.poll()
-        for poll in (self._grant_poll, self._bell_poll):
+        grant_poll, bell_poll = select.poll(), select.poll()
+        for poll in (grant_poll, bell_poll):
             poll.register(grant_event, select.POLLIN)
-        self._batons, self._spent, self._announced_ns = None, 0, 0
         descriptor, bell = batons
-        if straight:
-            self._batons = BatonPage(descriptor, bell)
-            self._bell_poll.register(bell, select.POLLIN)
+        page = BatonPage(descriptor, bell) if straight else None
+        os.close(descriptor)
+        if page is not None:
+            bell_poll.register(bell, select.POLLIN)
         else:
             os.close(bell)
-        os.close(descriptor)
+        # Whole, or not at all: the main thread may be about to sleep by them.
+        self._grant_event, self._grant_poll, self._bell_poll = grant_event, grant_poll, bell_poll
+        self._batons, self._spent, self._announced_ns = page, 0, 0
 
     def _ask_to_attach(self) -> tuple[ServiceConnection, list[int]]:
         asked = msg.Attach(self._job_id, self._token, arena=self._memory is not None)
@@ -450,7 +455,7 @@ class Lease:
                 msg.Reattach(
                     self._job_id, self._token, memory is not None, holds, waits, old[Word.LANE] or None,
                     old[Word.RESERVED_PERSISTENT], old[Word.RESERVED_EPHEMERAL], old[Word.RESERVED_INTERNAL],
-                    on_host, suspended, old[_ITERATIONS], old[_BUSY],
+                    on_host, suspended, old[_ITERATIONS], old[_BUSY], old[Word.ATTAINED_NS],
                 )
             )  # fmt: skip
             _, (descriptor, grant_event, *more) = connection.receive()

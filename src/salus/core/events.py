@@ -35,7 +35,10 @@ class JobReturned:
     """It holds a lease, and may be in the middle of an iteration."""
     ready: bool = False
     iterations: int = 0
+    ran_s: float = 0.0
+    """For how long it ran."""
     gpu_time_s: float = 0.0
+    """And how much of the GPU's time was its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,13 @@ class JobYielding:
 
     So the next one can be told (`PromiseLease`) before the device is free, and the two settle it between them.
     """
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseRefused:
+    """The job could not be told that it is next. It waits like any other."""
 
     job_id: JobId
 
@@ -173,6 +183,7 @@ Event = (
     | JobReady
     | JobIdled
     | IterationFinished
+    | PromiseRefused
     | JobYielding
     | FootprintChanged
     | UtilizationMeasured

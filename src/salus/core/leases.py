@@ -51,7 +51,7 @@ def end_lease(st: State, job: Job) -> None:
 def promise(st: State, holder: Job) -> None:
     """The holder is about to stop. If its lane has a next one that the policy would run then, that one is told."""
     lane = st.leases[_lane(holder)]
-    if lane.heir is not None or holder.stalled:
+    if lane.heir is not None or holder.stalled or holder.stuck:
         return
     if holder.lease is Lease.HELD:
         _revoke(st, holder)
@@ -79,6 +79,7 @@ def withdraw(st: State, job: Job) -> None:
 def set_stuck(st: State, job: Job, stuck: bool) -> None:
     if job.stuck != stuck:
         job.stuck = stuck
+        st.stuck += 1 if stuck else -1
         st.lanes.set_stuck(_lane(job), stuck)
 
 

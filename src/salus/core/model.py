@@ -237,7 +237,9 @@ class Job:
         if total is not None and length is not None:
             left = length * (1 - self.iterations_done / total) if total else 0.0
         elif total is not None:
-            left = (total - self.iterations_done) * self.iteration_s if self.iterations_done else None
+            # Of the time that it runs, that part of the GPU's time has been its own so far.
+            part = self.attained_s / self.ran_s if self.ran_s else 1.0
+            left = (total - self.iterations_done) * self.iteration_s * part if self.iterations_done else None
         elif length is not None:
             left = length - self.attained_s
         else:

@@ -36,6 +36,7 @@ class Scheduler:
             ev.JobIdled: self._on_job_idled,
             ev.IterationFinished: self._on_iteration_finished,
             ev.JobYielding: self._on_job_yielding,
+            ev.PromiseRefused: self._on_promise_refused,
             ev.FootprintChanged: self._on_footprint_changed,
             ev.UtilizationMeasured: self._on_utilization_measured,
             ev.MemoryWanted: self._on_memory_wanted,
@@ -165,8 +166,8 @@ class Scheduler:
             ready=event.ready or event.holds,
             iterations_done=event.iterations,
             attained_s=event.gpu_time_s,
-            ran_s=event.gpu_time_s,
-            iteration_s=event.gpu_time_s / max(1, event.iterations),
+            ran_s=event.ran_s,
+            iteration_s=event.ran_s / max(1, event.iterations),
         )
         st.tell(job, "JobReturned")
         st.policy.on_arrived(job)
@@ -206,7 +207,7 @@ class Scheduler:
         if not 0 <= event.gpu_time_s < float("inf") or event.iterations < 0:
             raise RequestRejected(f"job {job.job_id} reports what cannot be: {event}")
         # Those who run in other lanes at the same time have the GPU too.
-        at_once = max(1, st.running)
+        at_once = max(1, st.running - st.stuck)
         if event.yielded:
             if not job.holds or job.stalled:
                 raise RequestRejected(
@@ -219,6 +220,11 @@ class Scheduler:
         job = self._job(event.job_id, event)
         if job.holds and not self._state.recovering:
             leases.promise(self._state, job)
+
+    def _on_promise_refused(self, event: ev.PromiseRefused) -> None:
+        job = self._job(event.job_id, event)
+        if job.lease is Lease.PROMISED:
+            leases.withdraw(self._state, job)
 
     def _on_footprint_changed(self, event: ev.FootprintChanged) -> None:
         st, job = self._state, self._job(event.job_id, event)
@@ -345,6 +351,8 @@ class Scheduler:
         _require(st.host_has_room(0), f"the host holds {hosted} bytes, it may hold {st.config.host_bytes}")
         run = sum(lane.holder is not None for lane in st.leases.values())
         _require(run == st.running, f"{run} jobs hold a lease, counted as {st.running}")
+        stuck = sum(job.stuck for job in st.jobs.values())
+        _require(stuck == st.stuck, f"{stuck} jobs are stuck, counted as {st.stuck}")
         _require(set(lanes.lanes) == set(st.leases), "a lane has no list of leases, or the other way round")
         for lane in lanes.lanes.values():
             self._validate_lane(lane)

@@ -36,6 +36,8 @@ class State:
         self.leases: dict[LaneId, LaneLeases] = {}
         self.running = 0
         """Lanes in which a job holds the lease."""
+        self.stuck = 0
+        """Those of them in which it does nothing with it."""
         self.waiting = OrderedJobs()
         """Jobs that wait for memory, in the policy's memory order."""
         self.returning = OrderedJobs()

@@ -101,6 +101,8 @@ class Reattach:
     suspended: bool = False
     iterations: int = 0
     used_ns: int = 0
+    attained_ns: int = 0
+    """How much of the device's time was its own, as it last heard."""
 
 
 @dataclass(frozen=True)

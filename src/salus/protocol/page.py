@@ -46,6 +46,8 @@ class Word(IntEnum):
     RESERVED_PERSISTENT = 13
     RESERVED_EPHEMERAL = 14
     RESERVED_INTERNAL = 15
+    ATTAINED_NS = 32
+    """How much of the device's time was its own."""
     # Written by the job.
     STATE = 8
     ITERATIONS = 9
@@ -103,11 +105,12 @@ class BatonPage:
         self.ring()
 
     def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        # Also where a script closed what it did not open: the service sees to it then.
+        with contextlib.suppress(OSError):
             os.eventfd_write(self.bell, 1)
 
     def hush(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):
             os.eventfd_read(self.bell)
 
     def is_coming(self, ticket: int) -> bool:

@@ -61,7 +61,10 @@ class Batons:
         """Tells both, if both can do it. False: the lease goes the long way."""
         if giver.page is None or heir.page is None or giver.job_id in self._offers:
             return False
-        if giver.uid != heir.uid or heir.worker is None or heir.page.words[Word.STATE] != JobState.WAITING:
+        if giver.uid != heir.uid or heir.worker is None:
+            return False
+        # One with an arena is told of the lane while it stands at the door. Another may still be on its way there.
+        if heir.link is not None and heir.page.words[Word.STATE] != JobState.WAITING:
             return False
         if not self._share_lane(giver, heir, giver.page):
             return False

@@ -88,7 +88,11 @@ class Nvml:
     def _counted(self, handle: Any, uuid: str) -> Activity | None:
         nvml = self._nvml
         now = nvml.nvmlGpmSampleAlloc()
-        nvml.nvmlGpmSampleGet(handle, now)
+        try:
+            nvml.nvmlGpmSampleGet(handle, now)
+        except Exception:
+            nvml.nvmlGpmSampleFree(now)
+            raise
         before = self._samples.pop(uuid, None)
         self._samples[uuid] = now
         if before is None:
@@ -101,6 +105,8 @@ class Nvml:
             nvml.nvmlGpmMetricsGet(asked)
         finally:
             nvml.nvmlGpmSampleFree(before)
+        if any(asked.metrics[number].nvmlReturn for number in range(2)):
+            return None
         return Activity(*(min(1.0, max(0.0, asked.metrics[number].value / 100)) for number in range(2)))
 
     def used_bytes(self, gpu: Gpu) -> int:

@@ -71,8 +71,8 @@ class LiveJob:
     """It gave its lease up while one of its threads waits for memory; and whether it wants more."""
     sm_share: int | None = None
     """Under MPS, of the GPU's multiprocessors, in percent; None: all."""
-    activity: Measured = field(default_factory=Measured)
-    """How busy it keeps the GPU."""
+    activity: Measured | None = field(default_factory=Measured)
+    """How busy it keeps the GPU; None: it is not looked at."""
     internal_seen: int = -1
     """What the last look found that its arena does not know of."""
     passed: int = -1

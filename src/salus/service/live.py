@@ -173,6 +173,12 @@ class Live:
         words[Word.RESERVED_EPHEMERAL] = core.footprint.ephemeral_bytes
         words[Word.RESERVED_INTERNAL] = core.footprint.internal_bytes
 
+    def _note_time(self, job: LiveJob) -> None:
+        """The same for how much of the device's time was its own."""
+        core = self.scheduler.jobs.get(job.job_id)
+        if core is not None and job.page is not None:
+            job.page.words[Word.ATTAINED_NS] = int(core.attained_s * 1e9)
+
     def arrive_again(self, job: LiveJob) -> None:
         """It has nothing on the device, as far as is known."""
         job.returning = False
@@ -291,6 +297,7 @@ class Live:
         self.holders.pop(job.job_id, None)
         self._lease_is_over(job)
         self.decide(ev.IterationFinished(job.job_id, used_s, iterations, yielded=wants_more))
+        self._note_time(job)
         if not wants_more:
             # Idle ends the lease too. Yielded first, the job might be granted the next one before it is idle.
             self.decide(ev.JobIdled(job.job_id))
@@ -493,6 +500,7 @@ class Live:
                 iterations, used_s = self._used(job)
                 if used_s > 0 or iterations:
                     self.decide(ev.IterationFinished(job.job_id, used_s, iterations))
+                    self._note_time(job)
 
     def _used(self, job: LiveJob) -> tuple[int, float]:
         if job.page is None:
@@ -520,6 +528,8 @@ class Live:
                 if self.batons.offer(self.jobs[after], heir):
                     # It sleeps by the bell from now on.
                     _wake(heir.grant_event)
+                else:
+                    answers.append(ev.PromiseRefused(job_id))
             case act.WithdrawPromise(job_id):
                 if job_id in self.jobs:
                     self.batons.withdraw(self.jobs[job_id])
@@ -646,7 +656,7 @@ class Live:
 
     def _lane_released(self, lane_id: int, size_bytes: int) -> None:
         # Not from inside the decision that it is the answer to.
-        self._loop.call_soon(self.decide, ev.LaneReleased(lane_id, size_bytes))
+        self._loop.call_soon(self.handle, ev.LaneReleased(lane_id, size_bytes))
 
     def _timer_fired(self) -> None:
         self._timer = None

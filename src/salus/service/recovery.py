@@ -93,11 +93,14 @@ class Recovery:
                 holds=asked.holds,
                 ready=asked.waits,
                 iterations=job.reported_iterations,
-                gpu_time_s=job.reported_ns / 1e9,
+                ran_s=job.reported_ns / 1e9,
+                gpu_time_s=min(max(0, asked.attained_ns), job.reported_ns) / 1e9,
             )
         )
         job.started_at = job.started_at or time.time()
         job.measured = True
+        # With which share of the multiprocessors it runs is not known any more.
+        job.activity = None
         log.info("job %s (%s) is back", job.job_id, job.asked.name)
         return job
 

@@ -92,7 +92,7 @@ class Sizes:
         return None if past is None or past.sms is None else share_for(past.sms)
 
     def remember(self, job: LiveJob, core: Job, exit_code: int | None) -> None:
-        seen = job.activity.mean()
+        seen = None if job.activity is None else job.activity.mean()
         if seen is None or job.sm_share is not None:
             # With a share it is no measure of what it would do with all; what was known is still true.
             past = self._history.last(job.key)
@@ -211,7 +211,7 @@ class Sizes:
         if len(holders) == 1 and holders[0].page is not None and used_by.keys() <= ours:
             words = holders[0].page.words
             now = Turn(holders[0].job_id, words[Word.GRANTS], words[Word.ITERATIONS])
-        if self._alone.look(now):
+        if self._alone.look(now) and holders[0].activity is not None:
             holders[0].activity.add(seen)
 
 

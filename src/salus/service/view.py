@@ -49,7 +49,7 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
         "exit_code": job.exit_code,
         "command": " ".join(job.asked.command)[:MOST_LETTERS],
         "log": job.asked.log,
-        "utilization": seen.busy if (seen := job.activity.mean()) is not None else None,
+        "utilization": seen.busy if job.activity is not None and (seen := job.activity.mean()) is not None else None,
         "sm_share": job.sm_share,
         "pid": job.worker.pid if job.worker is not None else None,
     }

@@ -45,6 +45,8 @@ class Watch:
         helper thread would only be in the way.
         """
         self._contention = None
+        # One that passed its lease on may have been stopped before it could say so.
+        self._live.settle_batons()
         scheduler = self._live.scheduler
         jobs = scheduler.jobs
         # Somebody waits for a turn, or for memory that one who sits there could do without.

@@ -89,7 +89,9 @@ def _take_turns(model: str, sides: dict[str, subprocess.Popen[str]], settings: S
     except SalusError as error:
         return {"failed": str(error)}
     # A script whose input has ended comes to its own end.
-    told = {side: process.communicate()[0].splitlines()[-1] for side, process in sides.items()}
+    told = {side: (process.communicate()[0].splitlines() or [""])[-1] for side, process in sides.items()}
+    if not all(line.startswith("{") for line in told.values()):
+        return {"failed": "a script did not come to its end"}
     return {"seconds": {side: json.loads(line)["seconds"] for side, line in told.items()}}
 
 

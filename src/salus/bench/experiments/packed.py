@@ -106,12 +106,12 @@ def verdicts_tuning(result: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     target = TARGETS["tuning"]
     rows = [*_rows(result), ("Salus against one by one", f"{faster:.2f}", f"at least {target:g}", faster >= target)]
     mps, ours = result["sides"].get("MPS"), result["sides"].get("salus, MPS")
-    if mps is not None and ours is not None and mps["gpu_gib"]:
+    if mps is not None and ours is not None and mps["gpu_gib"] and ours["gpu_gib"]:
         ratio, most = ours["gpu_gib"] / mps["gpu_gib"], TARGETS["memory_to_mps"]
         rows.append(("Salus with MPS against MPS, memory", f"{ratio:.2f}", f"at most {most}", ratio <= most))
         # Each in a lane of its own, with its context: what they were measured to take, over and over.
         fit = {side: int(SMALL_CARD_GIB * result["jobs"] / row["gpu_gib"]) for side, row in (("M", mps), ("S", ours))}
-        value = f"{fit['S']} against {fit['M']}, {fit['S'] / fit['M']:.1f} times as many"
+        value = f"{fit['S']} against {fit['M']}, {fit['S'] / max(1, fit['M']):.1f} times as many"
         rows.append(
             (f"jobs that fit on {SMALL_CARD_GIB} GiB, Salus with MPS against MPS", value, "more", fit["S"] > fit["M"])
         )
