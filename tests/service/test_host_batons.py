@@ -100,7 +100,7 @@ def test_jobs_are_killed_and_stopped_at_any_moment_and_the_others_go_on(serve):
 
 def test_the_service_is_killed_while_leases_are_passed(serve):
     service = serve(*ONE_LANE)
-    jobs = [start(service, name, 300) for name in "abc"]
+    jobs = [start(service, name, 1000) for name in "abc"]
     rng = random.Random(3)
     for _ in range(3):
         eventually(
