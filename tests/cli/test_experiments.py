@@ -211,6 +211,8 @@ def test_the_evaluation_is_what_the_committed_results_say(tmp_path):
     report.write(root / "benchmarks" / "results", tmp_path / "evaluation.md")
     made = (tmp_path / "evaluation.md").read_text()
     assert made == (root / "docs" / "evaluation.md").read_text(), "make it again: salus bench report"
+    for drawn in report.draw(root / "benchmarks" / "results", tmp_path / report.FIGURES):
+        assert (root / "docs" / report.FIGURES / drawn.name).exists(), "make it again: salus bench report"
 
 
 def test_results_that_are_missing_are_said_to_be_and_broken_ones_are_named(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 
 import salus
 from salus.errors import RequestRejected
+from salus.service.gpu import Nvml, choose
 
 
 def describe() -> dict[str, Any]:
@@ -43,6 +44,12 @@ def write(path: Path, benchmark: str, result: dict[str, Any]) -> None:
     text = json.dumps({"benchmark": benchmark, "date": date, "machine": describe(), **result}, indent=2)
     path.write_text(_NUMBERS.sub(lambda match: " ".join(match.group().split()), text) + "\n")
     print(f"wrote {path}")
+
+
+def gpu(device: str) -> dict[str, str]:
+    """Its name, where the jobs ran on one."""
+    found = choose(Nvml().gpus(), None) if device == "cuda" else None
+    return {} if found is None else {"gpu": found.name}
 
 
 def torch_version() -> str:

@@ -24,16 +24,22 @@ def _save(figure: Any, path: Path) -> None:
     writing(path, lambda: figure.savefig(path, dpi=130))
 
 
+WIDEST = 12.0
+MOST_LABELS = 20
+
+
 def bars(path: Path, series: Mapping[str, Mapping[str, float]], what: str, line_at: float | None = None) -> None:
     """A group of bars for each name, one for each series."""
     names = list(next(iter(series.values())))
-    figure = _figure(max(5.0, 0.6 * len(names) * len(series) + 2), 4.0)
+    count = len(names) * len(series)
+    figure = _figure(min(WIDEST, max(5.0, 0.6 * count + 2)), 4.0)
     axes = figure.subplots()
     width = 0.8 / len(series)
     for number, (label, values) in enumerate(series.items()):
         at = [index + (number - (len(series) - 1) / 2) * width for index in range(len(names))]
         drawn = axes.bar(at, [values.get(name, 0.0) for name in names], width * 0.94, label=label)
-        axes.bar_label(drawn, fmt="%.3g", fontsize=8)
+        if count <= MOST_LABELS:
+            axes.bar_label(drawn, fmt=lambda value: f"{value:.3g}" if value < 1000 else f"{value:.0f}", fontsize=8)
     if line_at is not None:
         axes.axhline(line_at, color="black", linewidth=0.8)
     axes.set_xticks(

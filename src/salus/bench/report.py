@@ -27,6 +27,9 @@ PAPER = {
 }
 PICTURES = {"gpu-pressure.json": "pictures/paging.png"}
 """Drawn by benchmarks/paging_timeline.py."""
+FIGURES = "pictures"
+"""Beside the page: what `draw` makes."""
+DEVICES = ("gpu", "host")
 HEAD = """# Evaluation
 
 Made by `salus bench report` from the files in `benchmarks/results/`; what is not there was not measured. How the
@@ -48,16 +51,32 @@ def write(results: Path, out: Path) -> None:
     out.write_text("\n\n".join(part.rstrip() for part in parts) + "\n")
 
 
+def draw(results: Path, folder: Path) -> list[Path]:
+    """The figures that the page shows, one for each result of an experiment."""
+    drawn = []
+    for name in EXPERIMENTS:
+        for device in DEVICES:
+            found = _read(results / f"{device}-{name}.json")
+            if found is not None:
+                module, _, _, draw_one = find(name)
+                folder.mkdir(parents=True, exist_ok=True)
+                drawn.append(folder / f"{device}-{name}.png")
+                getattr(module, draw_one)(found["result"], drawn[-1])
+    return drawn
+
+
 def _experiment(results: Path, name: str) -> str:
     lines = [f"## {name}", "", f"The paper: {PAPER[name]}", ""]
     there = False
-    for device in ("gpu", "host"):
+    for device in DEVICES:
         found = _read(results / f"{device}-{name}.json")
         if found is None:
             continue
         there = True
         module, _, judge, _ = find(name)
-        lines += [*_table(getattr(module, judge)(found["result"])), "", _origin(found, f"{device}-{name}.json"), ""]
+        file = f"{device}-{name}"
+        lines += [*_table(getattr(module, judge)(found["result"])), "", _origin(found, f"{file}.json"), ""]
+        lines += [f"![{name}]({FIGURES}/{file}.png)", ""]
     if not there:
         lines += ["Not measured yet.", ""]
     return "\n".join([*lines, f"Again: `salus bench {name} --out {name}.json --plot {name}.png`"])

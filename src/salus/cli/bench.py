@@ -218,12 +218,19 @@ def report(
     ),
     out: Annotated[Path, typer.Option(metavar="FILE", help="What to write.")] = Path("docs/evaluation.md"),
 ) -> None:
-    """Write the evaluation as a page, from results in JSON.
+    """Write the evaluation as a page, from results in JSON, and draw its figures beside it (with matplotlib).
 
     Example: `salus bench report --results benchmarks/results --out docs/evaluation.md`
     """
     report_bench.write(results, out)
     typer.echo(f"wrote {out}")
+    try:
+        check_can_plot(out.with_suffix(".png"))
+    except RequestRejected as error:
+        typer.echo(f"salus: the figures are not drawn: {error}", err=True)
+        return
+    for figure in report_bench.draw(results, out.parent / report_bench.FIGURES):
+        typer.echo(f"wrote {figure}")
 
 
 def _experiment(
@@ -249,7 +256,7 @@ def _experiment(
         getattr(module, draw)(result, plot)
         typer.echo(f"wrote {plot}")
     if out is not None:
-        versions = {"torch": machine.torch_version()}
+        versions = {"torch": machine.torch_version(), **machine.gpu(settings.device)}
         machine.write(out, name, {**asdict(settings), **versions, "result": result, "raw": steps.raw()})
         steps.forget()
 

@@ -67,5 +67,6 @@ def verdicts(result: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
 def draw(result: dict[str, Any], path: Path) -> None:
     from salus.bench.plots import bars
 
-    done = {model: row for model, row in result["models"].items() if not row["failed"]}
-    bars(path, {kind: {model: row[kind] for model, row in done.items()} for kind in KINDS}, "MiB")
+    rows = result["models"]
+    done = {model: rows[model] for model in BATCHES if model in rows and not rows[model]["failed"]}
+    bars(path, {kind: {model: row[kind] / 1024 for model, row in done.items()} for kind in KINDS}, "GiB")
