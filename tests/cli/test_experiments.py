@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from salus.bench import report
+from salus.bench import report, switch_gpu
 from salus.bench.experiment import Job, Ran, Settings, Steps, at_once, one_by_one
 from salus.bench.experiments import fairness, jct, memory, overhead, packed, paging, preemption
 from salus.errors import RequestRejected
@@ -223,3 +223,16 @@ def test_results_that_are_missing_are_said_to_be_and_broken_ones_are_named(tmp_p
         report.write(tmp_path, tmp_path / "evaluation.md")
     with pytest.raises(RequestRejected, match="there is no such folder"):
         report.write(tmp_path / "nowhere", tmp_path / "evaluation.md")
+
+
+def test_a_hand_over_on_a_gpu_is_from_idle_to_ours_between_two_jobs():
+    first, second = [], []
+    for turn in range(30):
+        at = 1_000_000 * turn
+        (first if turn % 2 else second).append(["ours", at])
+        (first if turn % 2 else second).append(["idle", at + 900_000])
+    found = switch_gpu.hand_overs([first, second])
+    assert found is not None and found["count"] == 29 and found["median_us"] == 100.0
+    assert switch_gpu.hand_overs([first[:4], second[:4]]) is None
+    rows = switch_gpu.verdicts({"sides": {"every boundary": found}})
+    assert [row[3] for row in rows] == [True, True]

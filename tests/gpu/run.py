@@ -23,13 +23,13 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from salus.bench import arena, machine
 from salus.bench.own_service import OwnService
-from salus.bench.switch import in_turn, spread, take_turn
+from salus.bench.switch import in_turn, take_turn
+from salus.bench.switch_gpu import hand_overs
 from salus.protocol import messages as msg
 from salus.service.gpu import Nvml
 from tests.gpu import pressure
@@ -252,18 +252,6 @@ def take_turns(jobs: list[subprocess.Popen[str]]) -> None:
     """All of them at once, each a block."""
     with ThreadPoolExecutor(len(jobs)) as pool:
         list(pool.map(take_turn, jobs))
-
-
-def hand_overs(traces: list[list[list[Any]]]) -> dict[str, float] | None:
-    """From the moment one job's GPU was idle to the moment it was another's."""
-    marks = ("idle", "ours")
-    moments = sorted((at, what, job) for job, trace in enumerate(traces) for what, at in trace if what in marks)
-    gaps = [
-        (after[0] - before[0]) / 1000
-        for before, after in pairwise(moments)
-        if (before[1], after[1]) == ("idle", "ours") and before[2] != after[2]
-    ]
-    return {"count": len(gaps), **spread(gaps, "us")} if len(gaps) > 20 else None
 
 
 def main() -> None:

@@ -130,7 +130,7 @@ def test_memory_is_kept_through_restarts(serve, kills, monkeypatch):
     monkeypatch.setenv("ARENA_JOB_ITERATION_S", "0.005")
     service = serve("--policy", "rr", "--quantum", "0", "--capacity", "700MiB", "--host-memory", "2GiB")
     memory = ("--persistent", "110MiB", "--ephemeral", "120MiB")
-    jobs = [start(service, f"j{seed}", 250, seed, *memory) for seed in (1, 2, 3)]
+    jobs = [start(service, f"j{seed}", 900, seed, *memory) for seed in (1, 2, 3)]
     for seed in (1, 2, 3):
         eventually(lambda seed=seed: service.jobs().get(f"j{seed}", {}).get("pid"), "it is attached")
     (service.folder / "go").touch()

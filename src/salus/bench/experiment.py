@@ -33,6 +33,7 @@ READY_S = 120.0
 AHEAD = 3
 """One by one, so many of the next ones start up meanwhile."""
 WARM_UP = 3
+END_S = 60.0
 REST_S = 0.5
 REST_LIMIT_S = 5.0
 MOST_KEPT = 400
@@ -213,15 +214,26 @@ class _GpuMemory:
 
 
 def at_once(
-    jobs: Sequence[Job], device: str, say: Say, service: Sequence[str] | None = None, *, mps: bool = False
+    jobs: Sequence[Job],
+    device: str,
+    say: Say,
+    service: Sequence[str] | None = None,
+    *,
+    mps: bool = False,
+    trace: Path | None = None,
 ) -> list[Ran]:
-    """All, each from its arrival on. Bare, under a plain MPS, or with a service of these options."""
+    """All, each from its arrival on. Bare, under a plain MPS, or with a service of these options.
+
+    `trace`: each job writes down there when the GPU was its own, in a file with this name and its process's id.
+    """
     options = ["--device", "host" if device == "cpu" else "cuda"] if service is None else [*service]
     memory = _GpuMemory(device)
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(OwnService(*options))
         if mps:
             own.bare_environment.update(stack.enter_context(plain_mps(own.socket.parent)))
+        if trace is not None:
+            own.environment["SALUS_TRACE"] = str(trace)
         go = own.socket.parent / "go"
         commands = [job.command(device, go, job.arrives_s) for job in jobs]
         started = []
@@ -240,6 +252,9 @@ def at_once(
                 memory.look()
                 wait(reading, timeout=0.2)
         rows = {} if service is None else _rows(own)
+        for process in started if trace is not None else ():
+            # That is written last.
+            process.wait(timeout=END_S)
     ran = [one.result() for one in reading]
     return [replace(one, gpu_bytes=memory.most_bytes, row=rows.get(one.name)) for one in ran]
 

@@ -186,11 +186,18 @@ def _switch(found: dict[str, Any]) -> list[Verdict]:
     return verdicts(found)
 
 
+def _switch_gpu(found: dict[str, Any]) -> list[Verdict]:
+    from salus.bench.switch_gpu import verdicts
+
+    return verdicts(found)
+
+
 SUITE: tuple[tuple[str, str, Callable[[dict[str, Any]], list[Verdict]]], ...] = (
     ("gpu-together.json", "All kinds of scripts at once", _together),
     ("gpu-lane.json", "Three ResNet-50 in one lane", _lane),
     ("gpu-pressure.json", "Eight jobs of 4 GiB on 16 GiB", _paging),
     ("gpu-shares.json", "Fair by memory and time", _shares),
     ("gpu-faults.json", "Faults", _faults),
+    ("gpu-switch.json", "Switching, on a GPU", _switch_gpu),
     ("host-switch.json", "Switching, on the host device", _switch),
 )

@@ -225,7 +225,7 @@ def verdicts(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
         ),
         ("its system calls", "not checked here" if calls is None else str(calls), "none", calls == "none"),
         ("hand-over, median", f"{hand['median_us']:.0f} us", "at most 150 us", hand["median_us"] <= 150),
-        ("of it two bare wake-ups", f"{hand['two_wake_ups_us']:.0f} us", "", True),
+        ("for comparison, two bare wake-ups", f"{hand['two_wake_ups_us']:.0f} us", "", True),
         ("hand-over, 99 of 100", f"{hand['p99_us']:.0f} us", "", True),
     ]
     kill = result["after_a_kill"]

@@ -16,6 +16,7 @@ from salus.bench import machine
 from salus.bench import report as report_bench
 from salus.bench import sharing as sharing_bench
 from salus.bench import switch as switch_bench
+from salus.bench import switch_gpu as switch_gpu_bench
 from salus.bench.experiment import Settings, Steps
 from salus.bench.experiments import find
 from salus.cli.console import make_console
@@ -36,17 +37,28 @@ def _bench() -> None:
 
 @app.command()
 def switch(
-    device: Annotated[str, typer.Option(metavar="host", help="Where the jobs run.")] = "host",
+    device: Annotated[str, typer.Option(metavar="host|cuda", help="Where the jobs run.")] = "host",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as JSON.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the work, and no training script.")] = False,
 ) -> None:
     """Measure a boundary, a hand-over from job to job, and the throughput of one job against the bare script.
 
+    On a GPU, the hand-over alone: from the moment one job's GPU is idle to the moment it is another's.
+
     Example: `salus bench switch --device host --out switch.json`
     """
-    if device != "host":
-        raise RequestRejected(f"--device: {device!r} is not understood; expected host")
+    if device not in ("host", "cuda"):
+        raise RequestRejected(f"--device: {device!r} is not understood; expected host or cuda")
     scale = 10 if quick else 1
+    if device == "cuda":
+        machine.device_to_run_on(device)
+        with Console(stderr=True).status("") as status:
+            result = switch_gpu_bench.measure(status.update, 300 // scale)
+        _show(switch_gpu_bench.verdicts(result))
+        if out is not None:
+            versions = {"torch": machine.torch_version(), **machine.gpu(device)}
+            machine.write(out, "switch", {"device": device, **versions, **result})
+        return
     with Console(stderr=True).status("") as status:
         result = switch_bench.measure(
             lambda text: status.update(text),

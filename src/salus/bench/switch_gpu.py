@@ -1,0 +1,66 @@
+"""What switching costs on a GPU: from the moment one job's GPU is idle to the moment it is another's.
+
+Three ResNet-50 train in one lane, switched at every boundary, and then under `fair`. Each writes down when it left the
+GPU idle for somebody else and when it was its own again (SALUS_TRACE), on the clock that all processes share.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from salus.bench.experiment import Job, Say, at_once, check_all_ran
+from salus.bench.switch import spread
+from salus.errors import RequestRejected
+
+TARGETS = {"median_us": 100.0, "p99_us": 1000.0}
+SIDES = {"every boundary": ("--policy", "rr", "--quantum", "0"), "fair, 20 ms": ("--policy", "fair")}
+JOBS = 3
+FEWEST = 20
+"""Hand-overs that say something."""
+
+
+def measure(say: Say, iterations: int) -> dict[str, Any]:
+    # One lane of this size fits, and not a second one.
+    jobs = [
+        Job(f"resnet50 {number}", "resnet50", 25, iterations, persistent="1GiB", ephemeral="8GiB")
+        for number in range(JOBS)
+    ]
+    sides: dict[str, Any] = {}
+    for side, options in SIDES.items():
+        say(f"three ResNet-50, {side}")
+        with tempfile.TemporaryDirectory(prefix="salus-") as folder:
+            service = ["--device", "cuda", "--capacity", "14GiB", *options]
+            check_all_ran(side, at_once(jobs, "cuda", say, service, trace=Path(folder) / "trace"))
+            found = hand_overs([json.loads(path.read_text()) for path in Path(folder).glob("trace.*")])
+        if found is None:
+            raise RequestRejected(f"{side}: there were hardly any hand-overs; are the jobs in one lane?")
+        sides[side] = found
+    return {"sides": sides, "targets": TARGETS}
+
+
+def hand_overs(traces: list[list[list[Any]]]) -> dict[str, float] | None:
+    """From the moment one job's GPU was idle to the moment it was another's; None where there were hardly any."""
+    marks = ("idle", "ours")
+    moments = sorted((at, what, job) for job, trace in enumerate(traces) for what, at in trace if what in marks)
+    gaps = [
+        (after[0] - before[0]) / 1000
+        for before, after in pairwise(moments)
+        if (before[1], after[1]) == ("idle", "ours") and before[2] != after[2]
+    ]
+    return {"count": len(gaps), **spread(gaps, "us")} if len(gaps) > FEWEST else None
+
+
+def verdicts(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
+    rows = []
+    for side, found in result["sides"].items():
+        for key, what in (("median_us", "median"), ("p99_us", "99 of 100")):
+            target = TARGETS[key]
+            rows.append(
+                (f"hand-over, {side}, {what}", f"{found[key]:.0f} us", f"at most {target:.0f} us", found[key] <= target)
+            )
+    return rows
