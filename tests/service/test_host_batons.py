@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
 
+from tests.memory.test_batons import never_two_at_once, told
 from tests.service.harness import SOURCE, Service, eventually
 
 JOB = """
@@ -45,22 +44,6 @@ def start(
     script.write_text(JOB.format(source=str(SOURCE)))
     command = [sys.executable, str(script), str(count), str(seconds), str(pause_s)]
     return service.salus_in_background("run", "--name", name, "--ephemeral", "400MiB", "--", *command)
-
-
-def told(*jobs: subprocess.Popen[str]) -> list[dict]:
-    found = []
-    for job in jobs:
-        output, errors = job.communicate(timeout=60)
-        assert job.returncode == 0, errors
-        found.append(json.loads(output))
-    return found
-
-
-def never_two_at_once(found: list[dict]) -> int:
-    turns = sorted((*turn, job) for job, one in enumerate(found) for turn in one["times"])
-    for before, after in pairwise(turns):
-        assert before[2] == after[2] or before[1] <= after[0], "two ran in one lane"
-    return sum(before[2] != after[2] for before, after in pairwise(turns))
 
 
 def test_three_pass_the_lease_around_and_the_journal_says_the_same(serve):
