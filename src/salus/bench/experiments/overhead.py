@@ -127,6 +127,10 @@ def verdicts(result: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     ]
     if result["bare_to_bare"] is not None:
         rows.append(("bare against bare, median", f"{result['bare_to_bare']:.4f}", "", True))
+        done = [row for row in result["models"].values() if "ratio" in row]
+        unseen = sum(abs(row["bare_to_bare"] - 1) >= abs(row["ratio"] - 1) for row in done)
+        what = "models in which the bare script differs from itself by as much"
+        rows.append((what, f"{unseen} of {len(done)}", "", True))
     return rows
 
 
