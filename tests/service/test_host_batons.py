@@ -97,15 +97,17 @@ def test_the_service_is_killed_while_leases_are_passed(serve):
 
 def test_where_one_of_the_lane_is_stopped_the_others_go_to_another_lane(serve):
     """Also the one that would have been next."""
-    service = serve("--policy", "fifo", "--capacity", "850MiB", "--stuck-after", "0.5s")
-    stopped, filler = start(service, "stopped", 100_000), start(service, "filler", 100_000)
-    eventually(lambda: len([1 for row in service.jobs().values() if row["iterations"]]) >= 1, "they run")
+    service = serve("--policy", "pack", "--capacity", "850MiB", "--stuck-after", "0.5s")
+    running = []
+    for name in ("stopped", "filler"):
+        running.append(start(service, name, 100_000))
+        eventually(lambda name=name: service.jobs().get(name, {}).get("iterations", 0) > 5, "it runs")
     others = [start(service, name, 50) for name in "cd"]
-    eventually(lambda: len(service.jobs()) == 4 and all(row["pid"] for row in service.jobs().values()), "all are there")
+    eventually(lambda: sum(bool(row["pid"]) for row in service.jobs().values()) == 4, "all are there")
     os.kill(service.jobs()["stopped"]["pid"], signal.SIGSTOP)
     eventually(lambda: service.jobs()["stopped"]["state"] == "stuck", "it is seen")
     service.salus("cancel", service.jobs()["filler"]["id"])
     told(*others)
     os.kill(service.jobs()["stopped"]["pid"], signal.SIGKILL)
-    for job in (stopped, filler):
+    for job in running:
         job.communicate(timeout=20)
