@@ -46,14 +46,10 @@ def write(path: Path, benchmark: str, result: dict[str, Any]) -> None:
     print(f"wrote {path}")
 
 
-def gpu(device: str) -> dict[str, str]:
-    """Its name, where the jobs ran on one."""
+def trained_on(device: str) -> dict[str, str]:
+    """The framework, and the GPU where the jobs ran on one."""
     found = choose(Nvml().gpus(), None) if device == "cuda" else None
-    return {} if found is None else {"gpu": found.name}
-
-
-def torch_version() -> str:
-    return version("torch")
+    return {"torch": version("torch"), **({} if found is None else {"gpu": found.name})}
 
 
 def device_to_run_on(device: str) -> str:

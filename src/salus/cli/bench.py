@@ -56,8 +56,7 @@ def switch(
             result = switch_gpu_bench.measure(status.update, 300 // scale)
         _show(switch_gpu_bench.verdicts(result))
         if out is not None:
-            versions = {"torch": machine.torch_version(), **machine.gpu(device)}
-            machine.write(out, "switch", {"device": device, **versions, **result})
+            machine.write(out, "switch", {"device": device, **machine.trained_on(device), **result})
         return
     with Console(stderr=True).status("") as status:
         result = switch_bench.measure(
@@ -268,8 +267,8 @@ def _experiment(
         getattr(module, draw)(result, plot)
         typer.echo(f"wrote {plot}")
     if out is not None:
-        versions = {"torch": machine.torch_version(), **machine.gpu(settings.device)}
-        machine.write(out, name, {**asdict(settings), **versions, "result": result, "raw": steps.raw()})
+        where = machine.trained_on(settings.device)
+        machine.write(out, name, {**asdict(settings), **where, "result": result, "raw": steps.raw()})
         steps.forget()
 
 

@@ -187,12 +187,18 @@ class Lease:
 
     def _run(self) -> None:
         """An iteration starts. What has passed since the last one is the job's time too."""
+        now = _now_ns()
+        self._count_pause(now, now)
+        self._words[_STATE] = _ITERATING
+
+    def _count_pause(self, until: int, began: int) -> None:
+        """Adds what has passed since the last iteration; from now on time counts from `began`, 0: not at all."""
         words = self._words
-        paused_at, now = words[_BEGAN], _now_ns()
-        words[_BEGAN] = now
-        words[_STATE] = _ITERATING
+        paused_at = words[_BEGAN]
+        # In this order; `Page.used` counts on it.
+        words[_BEGAN] = began
         if paused_at:
-            words[_BUSY] += min(now - paused_at, PAUSE_NS)
+            words[_BUSY] += min(until - paused_at, PAUSE_NS)
 
     def _take(self) -> None:
         """Blocks until there is a lease, or no service."""
@@ -303,10 +309,7 @@ class Lease:
                 self._memory.after_grant()
                 return False
             # The device worked on after the last boundary, and has been waited for.
-            paused_at = words[_BEGAN]
-            words[_BEGAN] = 0
-            if paused_at:
-                words[_BUSY] += min(_now_ns() - paused_at, PAUSE_NS)
+            self._count_pause(_now_ns(), 0)
         self._holding = False
         self._asked = wants_more
         while not words[_PASS] and self._is_being_answered():

@@ -121,7 +121,7 @@ def _summary(ran: list[Ran]) -> dict[str, Any]:
 
 def _simulated(jobs: list[Job], ran: list[Ran], policy: str, settings: Settings) -> float | None:
     """What the simulator says of the same jobs with the measured times and sizes; None where one failed."""
-    if any(one.failed for one in ran):
+    if any(one.failed or (settings.lane is None and one.row is None) for one in ran):
         return None
     trace = [
         TraceJob(
@@ -136,8 +136,9 @@ def _simulated(jobs: list[Job], ran: list[Ran], policy: str, settings: Settings)
 
 
 def _size(one: Ran, settings: Settings) -> Footprint:
-    if settings.lane is not None or one.row is None:
-        return Footprint(0, parse_bytes(settings.lane or "1GiB"))
+    if settings.lane is not None:
+        return Footprint(0, parse_bytes(settings.lane))
+    assert one.row is not None
     return Footprint(one.row["persistent_bytes"], one.row["ephemeral_bytes"], one.row["internal_bytes"])
 
 
