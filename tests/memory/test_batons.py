@@ -142,7 +142,7 @@ def test_the_heir_of_a_stuck_job_is_asked_and_waits_like_any_other_again(serve):
     jobs = [start(service, name, 100_000, pause_s=0.0025, seconds=0.0001) for name in "ab"]
     go(service, *"ab")
     eventually(lambda: service.jobs()["a"]["iterations"] > 20, "it runs")
-    for _ in range(10):
+    for _ in range(30):
         pid = stop_while_it_holds(service, "a")
         service.when("a", "stuck")
         time.sleep(1.2)  # until the journal is on the disk
