@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from salus.core import events as ev
-from salus.core.model import Footprint
+from salus.core.model import Footprint, Job, JobSpec
 from salus.core.policies import Policy, build
+from salus.core.policies.fair import OWED_S
 from salus.errors import RequestRejected
 from salus.simulate.engine import Hardware, Outcome, Simulation
 from salus.simulate.trace import TraceJob
@@ -81,6 +82,38 @@ def test_fair_by_memory_equalizes_memory_times_time():
     small, large = footprint(1, 2), footprint(3, 6)
     had = occupied(simulate("fair:by=memory", job("small", 900, needs=small), job("large", 900, needs=large)), 600)
     assert had["small"] * 3 == pytest.approx(had["large"] * 9, rel=0.05)
+
+
+def test_fair_gives_back_what_a_job_fell_behind_by_while_others_had_the_memory():
+    # What cannot be paged leaves room for one or two of the large ones at a time.
+    sizes = [footprint(0.05, 0.03, 1.2), footprint(0.15, 0.07, 1.2), footprint(0.3, 0.1, 1.2), footprint(0.6, 0.2, 1.2)]
+    jobs = [job(f"{n}", 30, needs=sizes[n % 4], iteration_s=0.02, utilization=0.5) for n in range(12)]
+    outcome = simulate("fair:by=memory,patience=1", *jobs, quantum_s=0.1)
+    had, before = occupied(outcome, 60), occupied(outcome, 10)
+    parts = [(had[one.job_id] - before[one.job_id]) * one.footprint.total_bytes for one in jobs]
+    assert jain(parts) > 0.97
+    assert sum(record.paged_out for record in outcome.records) > 100, "or nothing was shown"
+
+
+def test_fair_owes_nothing_for_the_time_in_which_a_job_did_not_want_to_run():
+    policy = make_policy("fair")
+    kept_out, idle, runs = (
+        Job(JobSpec(name, footprint(1, 2)), arrival, 0.0, footprint(1, 2), True, None)
+        for arrival, name in enumerate(("kept out", "idle", "runs"))
+    )
+    for one in (kept_out, idle, runs):
+        one.ready = True
+        policy.on_arrived(one)
+        policy.on_competing(one)
+    for one in (kept_out, idle):
+        policy.on_resting(one)
+    # It is displaced, and then has nothing to do for a while.
+    idle.idle_since = 1.0
+    policy.on_served(runs, 100.0, 1)
+    for one in (kept_out, idle):
+        policy.on_competing(one)
+    assert policy.memory_order(idle) == policy.memory_order(runs)
+    assert policy.memory_order(kept_out) == policy.memory_order(runs) - OWED_S
 
 
 def test_round_robin_equalizes_iterations_not_time():

@@ -7,7 +7,8 @@ a job runs multiplied by the bytes it occupies then, which nobody else can have.
 
 Each job has a mark: its service over weight so far. The floor is the smallest mark among the jobs that compete. A job
 that arrives, or comes back after a pause, starts at the floor: it shares from then on, and neither owes anything for
-the time before nor gets it back. (Start-time fair queueing; Linux's CFS does the same.)
+the time before nor gets it back. (Start-time fair queueing; Linux's CFS does the same.) One that wanted to run and
+could not, because others had the memory, made no pause: what it fell behind by it gets back, up to `OWED_S`.
 
 A job that could not be given memory for `patience` seconds takes it from one that is ahead of it and has had
 memory for as long: nobody starves behind jobs that never end.
@@ -31,6 +32,9 @@ PATIENCE = Option("patience", "1800", "seconds a job waits for memory before it 
 SMALLEST_BYTES = 64 * 2**20
 """By memory, a job counts as at least this large, or one that needs next to nothing would keep all others out."""
 
+OWED_S = 5.0
+"""A job that comes back into memory runs before the others for no longer than this, however long it was kept out."""
+
 
 class Fair(Policy):
     """Equal service over weight, by GPU time or by memory x time."""
@@ -50,6 +54,8 @@ class Fair(Policy):
         """By memory: how much of each job's time is in its mark."""
         self._competing: defaultdict[int, set[JobId]] = defaultdict(set)
         self._floors: defaultdict[int, float] = defaultdict(float)
+        self._kept_out: dict[JobId, float] = {}
+        """Those that wanted to run and had to leave their lane, or the GPU; and when each had last been idle then."""
 
     @property
     def rotates(self) -> Rotation:
@@ -75,12 +81,17 @@ class Fair(Policy):
         self._ran_s[job.job_id] = job.ran_s
 
     def on_competing(self, job: Job) -> None:
-        self._marks[job.job_id] = max(self._marks[job.job_id], self._floor(job))
+        # Whoever has been idle meanwhile did not want to run all the time.
+        was_kept_out = self._kept_out.pop(job.job_id, None) == job.idle_since
+        owed = OWED_S * self._rate(job) if was_kept_out else 0.0
+        self._marks[job.job_id] = max(self._marks[job.job_id], self._floor(job) - owed)
         self._competing[self._level(job)].add(job.job_id)
 
     def on_resting(self, job: Job) -> None:
         self._floor(job)
         self._competing[self._level(job)].discard(job.job_id)
+        if job.ready:
+            self._kept_out[job.job_id] = job.idle_since
 
     def on_served(self, job: Job, gpu_time_s: float, iterations: int) -> None:
         before, self._ran_s[job.job_id] = self._ran_s[job.job_id], job.ran_s
@@ -88,6 +99,7 @@ class Fair(Policy):
 
     def on_left(self, job: Job) -> None:
         del self._marks[job.job_id], self._ran_s[job.job_id]
+        self._kept_out.pop(job.job_id, None)
 
     def _level(self, job: Job) -> int:
         """Jobs share with those of their own level; here all are of one."""
