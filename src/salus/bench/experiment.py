@@ -229,6 +229,8 @@ def at_once(
     options = ["--device", "host" if device == "cpu" else "cuda"] if service is None else [*service]
     memory = _GpuMemory(device)
     with contextlib.ExitStack() as stack:
+        # Left last: whoever reads what a job says goes on until that has ended, with its service at the latest.
+        pool = stack.enter_context(ThreadPoolExecutor(len(jobs)))
         own = stack.enter_context(OwnService(*options))
         if mps:
             own.bare_environment.update(stack.enter_context(plain_mps(own.socket.parent)))
@@ -245,12 +247,11 @@ def at_once(
         zero = _start_clock(go)
         what = "under Salus" if service is not None else "under MPS" if mps else "at once"
         # Each is listened to all the time: one that says more than a pipe holds would never end.
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            reading = [pool.submit(_outcome, job, process, zero) for job, process in zip(jobs, started, strict=True)]
-            while not all(one.done() for one in reading):
-                say(f"{what}: {sum(one.done() for one in reading)} of {len(jobs)} are done")
-                memory.look()
-                wait(reading, timeout=0.2)
+        reading = [pool.submit(_outcome, job, process, zero) for job, process in zip(jobs, started, strict=True)]
+        while not all(one.done() for one in reading):
+            say(f"{what}: {sum(one.done() for one in reading)} of {len(jobs)} are done")
+            memory.look()
+            wait(reading, timeout=0.2)
         rows = {} if service is None else _rows(own)
         for process in started if trace is not None else ():
             # That is written last.

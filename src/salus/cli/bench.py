@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from salus.bench import arena as arena_bench
@@ -19,7 +18,7 @@ from salus.bench import switch as switch_bench
 from salus.bench import switch_gpu as switch_gpu_bench
 from salus.bench.experiment import Settings, Steps
 from salus.bench.experiments import find
-from salus.cli.console import make_console
+from salus.cli.console import make_console, progress
 from salus.cli.options import parsed
 from salus.errors import RequestRejected
 from salus.simulate.report import check_can_plot
@@ -52,15 +51,15 @@ def switch(
     scale = 10 if quick else 1
     if device == "cuda":
         machine.device_to_run_on(device)
-        with Console(stderr=True).status("") as status:
-            result = switch_gpu_bench.measure(status.update, 300 // scale)
+        with progress() as say:
+            result = switch_gpu_bench.measure(say, 300 // scale)
         _show(switch_gpu_bench.verdicts(result))
         if out is not None:
             machine.write(out, "switch", {"device": device, **machine.trained_on(device), **result})
         return
-    with Console(stderr=True).status("") as status:
+    with progress() as say:
         result = switch_bench.measure(
-            lambda text: status.update(text),
+            say,
             boundaries=200_000 // scale,
             hand_overs=2000 // scale,
             kills=20 // scale,
@@ -99,7 +98,8 @@ def crowd(
 
     Example: `salus bench crowd --jobs 100`
     """
-    with Console(stderr=True).status(f"{jobs} jobs at once"):
+    with progress() as say:
+        say(f"{jobs} jobs at once")
         result = crowd_bench.measure(jobs, seconds)
     _show(crowd_bench.verdicts(result))
     if out is not None:
@@ -115,8 +115,8 @@ def sharing(
 
     Example: `salus bench sharing`
     """
-    with Console(stderr=True).status("") as status:
-        result = sharing_bench.measure(lambda text: status.update(text), seconds, short_iterations=500)
+    with progress() as say:
+        result = sharing_bench.measure(say, seconds, short_iterations=500)
     _show(sharing_bench.verdicts(result))
     if out is not None:
         machine.write(out, "sharing", result)
@@ -260,8 +260,8 @@ def _experiment(
     steps = Steps(kept, {"experiment": name, **asdict(settings)})
     if len(steps):
         typer.echo(f"salus: goes on with {kept}, in which {len(steps)} steps are done", err=True)
-    with Console(stderr=True).status("") as status:
-        result = getattr(module, run)(settings, steps, status.update)
+    with progress() as say:
+        result = getattr(module, run)(settings, steps, say)
     _show(getattr(module, judge)(result))
     if plot is not None:
         getattr(module, draw)(result, plot)

@@ -1,19 +1,21 @@
 """What Salus costs one job that is alone: the time of an iteration against the bare script, for each model.
 
 Three processes of the same script, two bare and one under Salus, take turns block by block, so that all see the same
-weather; how much the two bare ones differ is the measure of what can be seen. A few models start up at the same time,
-each with a service of its own, and then have the device one after another. The paper: 1.003 to 1.08 for most models,
-1.8 for two small ones.
+weather, and on the same cores; how much the two bare ones differ is the measure of what can be seen. A few models start
+up at the same time, each with a service of its own, and then have the device one after another. The paper: 1.003 to
+1.08 for most models, 1.8 for two small ones.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,12 @@ from salus.bench.own_service import OwnService
 from salus.bench.switch import in_turn, take_turn
 from salus.errors import SalusError
 
-BLOCK = 10
+BLOCK = 5
+COLD = 1
+"""Iterations at the beginning of a block that do not count: somebody else had the device, and the caches."""
 AT_ONCE = 5
+CORES = 3
+"""For each model: the script's threads, and those of the driver."""
 MODEL_S = 9.0
 """For so long each model is measured."""
 FEWEST_BLOCKS = 4
@@ -59,21 +65,39 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
 def _measure(sizes: dict[str, int], settings: Settings, say: Say) -> list[dict[str, Any]]:
     """For each model the seconds of every iteration, by side; or why there are none."""
     with contextlib.ExitStack() as stack:
-        started = {model: _start(stack, model, batch, settings) for model, batch in sizes.items()}
+        started = {
+            model: _start(stack, model, batch, settings, number) for number, (model, batch) in enumerate(sizes.items())
+        }
         return [{"model": model, **_take_turns(model, sides, settings, say)} for model, sides in started.items()]
 
 
-def _start(stack: contextlib.ExitStack, model: str, batch: int, settings: Settings) -> dict[str, subprocess.Popen[str]]:
+def _start(
+    stack: contextlib.ExitStack, model: str, batch: int, settings: Settings, number: int
+) -> dict[str, subprocess.Popen[str]]:
     command = [
         sys.executable, str(WORKLOAD), "--model", model, "--batch", str(batch), "--device", settings.device,
         "--iterations", str(10**9), "--block", str(BLOCK), "--warm-up", str(WARM_UP),
     ]  # fmt: skip
     service = stack.enter_context(OwnService(*settings.service("fair")))
-    return {
-        "bare": service.start_bare(command),
-        "salus": service.run(command, "--name", model),
-        "again": service.start_bare(command),
-    }
+    with _on_cores(number):
+        return {
+            "bare": service.start_bare(command),
+            "salus": service.run(command, "--name", model),
+            "again": service.start_bare(command),
+        }
+
+
+@contextlib.contextmanager
+def _on_cores(number: int) -> Iterator[None]:
+    """What is started here stays on a few cores, where there are enough: no two are equally fast at every moment."""
+    before = os.sched_getaffinity(0)
+    mine = sorted(before)[number * CORES : (number + 1) * CORES]
+    if len(before) >= AT_ONCE * CORES:
+        os.sched_setaffinity(0, mine)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _take_turns(model: str, sides: dict[str, subprocess.Popen[str]], settings: Settings, say: Say) -> dict[str, Any]:
@@ -100,7 +124,9 @@ def _compare(row: dict[str, Any]) -> dict[str, Any]:
         return {"failed": row["failed"]}
     # Not the first block, which warms up, and of each the lower quartile: others make some slower and none faster.
     blocks: dict[str, list[float]] = {
-        side: [statistics.quantiles(seconds[at : at + BLOCK], n=4)[0] for at in range(BLOCK, len(seconds), BLOCK)]
+        side: [
+            statistics.quantiles(seconds[at + COLD : at + BLOCK], n=4)[0] for at in range(BLOCK, len(seconds), BLOCK)
+        ]
         for side, seconds in row["seconds"].items()
     }
 
