@@ -226,13 +226,18 @@ def test_results_that_are_missing_are_said_to_be_and_broken_ones_are_named(tmp_p
 
 
 def test_a_hand_over_on_a_gpu_is_from_idle_to_ours_between_two_jobs():
-    first, second = [], []
-    for turn in range(30):
-        at = 1_000_000 * turn
-        (first if turn % 2 else second).append(["ours", at])
-        (first if turn % 2 else second).append(["idle", at + 900_000])
-    found = switch_gpu.hand_overs([first, second])
-    assert found is not None and found["count"] == 29 and found["median_us"] == 100.0
-    assert switch_gpu.hand_overs([first[:4], second[:4]]) is None
+    traces: list[list[list[object]]] = [[], []]
+    for turn in range(100):
+        at, mine, others = 1_000_000 * turn, traces[turn % 2], traces[turn % 2 - 1]
+        # Every other time the GPU still works when the job yields.
+        mine += [["idle" if turn % 4 < 2 else "yields", at], ["sorted", at + 10_000], ["promoted", at + 20_000]]
+        mine += [["waited", at + 50_000], ["left", at + 60_000], ["passed", at + 70_000]]
+        others += [["seen", at + 80_000], ["ours", at + 100_000]]
+    found = switch_gpu.hand_overs(traces)
+    assert found is not None and found["count"] == 100 - 2 * switch_gpu.FIRST - 1
+    assert (found["median_us"], found["max_us"]) == (50.0, 100.0), "50 where the GPU had to be waited for"
+    assert found["parts_us"]["promoted to waited"] == 30.0 and found["parts_us"]["seen to ours"] == 20.0
+    assert switch_gpu.hand_overs([trace[:60] for trace in traces]) is None, "those are too few"
     rows = switch_gpu.verdicts({"sides": {"every boundary": found}})
-    assert [row[3] for row in rows] == [True, True]
+    assert [row[3] for row in rows] == [True, True, True]
+    assert "seen to ours 20" in rows[-1][1]

@@ -158,7 +158,7 @@ class TorchMemory:
         """The pool that allocations go to."""
         self._known = Known()
         self._trace: list[tuple[str, int]] | None = [] if os.environ.get("SALUS_TRACE") else None
-        """When the GPU was left idle for somebody else, and when it was ours again; for benchmarks."""
+        """When each step of a hand-over was done, for benchmarks; their order is in bench/switch_gpu.py."""
         if self._trace is not None:
             atexit.register(self._write_trace)
 
@@ -211,7 +211,9 @@ class TorchMemory:
             if self._trace is not None:
                 self._mark("idle" if _cuda.current_stream(self._device).query() else "yields")
             # While the GPU works on; what is freed from here on is promoted for nothing, and never wrongly kept.
-            left = self._arena.yield_(self._live(), self._wait)
+            live = self._live()
+            self._mark("sorted")
+            left = self._arena.yield_(live, self._wait)
             self._mark("left")
             return left
         except Exception as error:
@@ -233,17 +235,21 @@ class TorchMemory:
         return flat
 
     def _wait(self) -> None:
+        self._mark("promoted")
         self._arena.wait()
-        self._mark("idle")
+        self._mark("waited")
 
     def _mark(self, what: str) -> None:
-        if self._trace is not None and (what != "idle" or not self._trace or self._trace[-1][0] != "idle"):
+        if self._trace is not None:
             self._trace.append((what, time.monotonic_ns()))
 
     def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
-        return self._arena.pass_on(word, ticket, wants_more)
+        passed = self._arena.pass_on(word, ticket, wants_more)
+        self._mark("passed")
+        return passed
 
     def after_grant(self) -> bool:
+        self._mark("seen")
         brought = not self._active or self._arena.resume(poison=self._poison)
         self._mark("ours")
         return brought

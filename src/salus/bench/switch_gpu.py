@@ -7,6 +7,7 @@ GPU idle for somebody else and when it was its own again (SALUS_TRACE), on the c
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 from collections.abc import Mapping
 from itertools import pairwise
@@ -22,6 +23,12 @@ SIDES = {"every boundary": ("--policy", "rr", "--quantum", "0"), "fair, 20 ms": 
 JOBS = 3
 FEWEST = 20
 """Hand-overs that say something."""
+FIRST = 10
+STEPS = ("idle", "sorted", "promoted", "waited", "left", "passed", "seen", "ours")
+"""In this order. `sorted`: what lives in the lane is known; `promoted`: it is the job's own; `waited`: the GPU is idle for
+certain; `seen`: by the next job. Where the GPU still works at first, the job `yields` and it is idle when `waited`."""
+TAKEN = ("seen", "ours")
+"""Those are the next job's."""
 
 
 def measure(say: Say, iterations: int) -> dict[str, Any]:
@@ -43,16 +50,42 @@ def measure(say: Say, iterations: int) -> dict[str, Any]:
     return {"sides": sides, "targets": TARGETS}
 
 
-def hand_overs(traces: list[list[list[Any]]]) -> dict[str, float] | None:
-    """From the moment one job's GPU was idle to the moment it was another's; None where there were hardly any."""
-    marks = ("idle", "ours")
-    moments = sorted((at, what, job) for job, trace in enumerate(traces) for what, at in trace if what in marks)
-    gaps = [
-        (after[0] - before[0]) / 1000
-        for before, after in pairwise(moments)
-        if (before[1], after[1]) == ("idle", "ours") and before[2] != after[2]
-    ]
-    return {"count": len(gaps), **spread(gaps, "us")} if len(gaps) > FEWEST else None
+def hand_overs(traces: list[list[list[Any]]]) -> dict[str, Any] | None:
+    """From the moment one job's GPU was idle to the moment it was another's; None where there were hardly any.
+
+    Not the first ones of each job, in which it takes its memory.
+    """
+    moments = sorted((at, what, job) for job, trace in enumerate(traces) for what, at in trace)
+    taken: dict[int, int] = dict.fromkeys(range(len(traces)), 0)
+    found: list[dict[str, float]] = []
+    leaves: dict[str, float] = {}
+    who = -1
+    for at, what, job in moments:
+        if what in ("idle", "yields"):
+            leaves, who = {what: at}, job
+        elif job == who or (what in TAKEN and leaves):
+            leaves[what] = at
+            if what == "waited" and "yields" in leaves:
+                leaves["idle"] = at
+        if what == "ours":
+            taken[job] += 1
+            if job != who and "idle" in leaves and min(taken.values()) > FIRST:
+                found.append(leaves)
+            leaves, who = {}, -1
+    if len(found) < FEWEST:
+        return None
+    gaps = [(one["ours"] - one["idle"]) / 1000 for one in found]
+    return {"count": len(gaps), **spread(gaps, "us"), "parts_us": _parts(found)}
+
+
+def _parts(found: list[dict[str, float]]) -> dict[str, float]:
+    """How long each step took, at the median."""
+    parts = {}
+    for before, after in pairwise(STEPS):
+        took = [(one[after] - one[before]) / 1000 for one in found if before in one and after in one]
+        if took:
+            parts[f"{before} to {after}"] = statistics.median(took)
+    return parts
 
 
 def verdicts(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
@@ -63,4 +96,6 @@ def verdicts(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
             rows.append(
                 (f"hand-over, {side}, {what}", f"{found[key]:.0f} us", f"at most {target:.0f} us", found[key] <= target)
             )
+        parts = ", ".join(f"{what} {took:.0f}" for what, took in found.get("parts_us", {}).items())
+        rows.append((f"of that, {side}", f"{parts} us", "", True))
     return rows

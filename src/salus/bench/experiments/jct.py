@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from salus.bench.experiment import Job, Ran, Say, Settings, Steps, at_once, has_mps, one_by_one
-from salus.bench.models_of_paper import ON_THE_PROCESSOR
+from salus.bench.models_of_paper import BATCHES, ON_THE_PROCESSOR
 from salus.core.model import Footprint
 from salus.plugins import load_policy
 from salus.service.gpu import Nvml, choose
@@ -35,6 +35,8 @@ SHORTEST = 3
 FEWEST = 8
 """Jobs, of which one could be like the paper's."""
 QUANTUM_S = 0.02
+SIZES = ("small", "medium", "large")
+"""As the trace names those of a model whose batches have no numbers there."""
 LIKE_THE_PAPERS = (3.25, 3.75)
 """How much better than FIFO SRTF is on a perfect GPU."""
 SEEDS = 1000
@@ -102,8 +104,8 @@ def _trace(count: int) -> tuple[list[TraceJob], float]:
 def _kind(name: str, number: int, settings: Settings) -> tuple[str, int]:
     if settings.device == "cpu":
         return ON_THE_PROCESSOR[number % len(ON_THE_PROCESSOR)], 64
-    model, _, batch = name.partition("_")
-    return model, int(batch)
+    model, _, size = name.partition("_")
+    return model, BATCHES[model][SIZES.index(size)] if size in SIZES else int(size)
 
 
 def _summary(ran: list[Ran]) -> dict[str, Any]:
