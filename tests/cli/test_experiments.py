@@ -109,14 +109,18 @@ def test_memory_is_told_by_model_and_drawn(tmp_path):
 def test_the_simulator_is_asked_about_the_same_jobs():
     jobs = [Job("long", "tiny", 1, 100, 0.0, alone_s=10.0), Job("short", "tiny", 1, 10, 1.0, alone_s=1.0)]
     ran = [Ran(job.name, 0.0, [1.0]) for job in jobs]
+    whole, half = dict.fromkeys(("long", "short")), dict.fromkeys(("long", "short"), 0.5)
     # First come, first served: the short one waits for nine seconds.
-    assert jct._simulated(jobs, ran, "fifo", SETTINGS) == pytest.approx((10 + 10) / 2, rel=0.02)
-    assert jct._simulated(jobs, ran, "srtf", SETTINGS) == pytest.approx((11 + 1) / 2, rel=0.02)
-    row = {"persistent_bytes": GIB, "ephemeral_bytes": GIB, "internal_bytes": GIB, "utilization": 0.5}
+    assert jct._simulated(jobs, ran, "fifo", whole, SETTINGS) == pytest.approx((10 + 10) / 2, rel=0.02)
+    assert jct._simulated(jobs, ran, "srtf", whole, SETTINGS) == pytest.approx((11 + 1) / 2, rel=0.02)
+    row = {"persistent_bytes": GIB, "ephemeral_bytes": GIB, "internal_bytes": GIB, "utilization": None}
     seen = [replace(one, row=row) for one in ran]
     small = Settings("cuda", capacity="6GiB")
-    assert jct._simulated(jobs, seen, "pack", small) == pytest.approx((10 + 1) / 2, rel=0.02), "side by side"
-    assert jct._simulated(jobs, [ran[0], replace(ran[1], failed="died")], "fifo", SETTINGS) is None
+    assert jct._simulated(jobs, seen, "pack", half, small) == pytest.approx((10 + 1) / 2, rel=0.02), "side by side"
+    assert jct._simulated(jobs, seen, "pack", whole, small) == pytest.approx((11 + 2) / 2, rel=0.02), (
+        "at half the speed"
+    )
+    assert jct._simulated(jobs, [ran[0], replace(ran[1], failed="died")], "fifo", whole, SETTINGS) is None
 
 
 def test_memory_that_is_shared_by_mps_and_by_salus_is_told_in_jobs_that_fit():

@@ -15,23 +15,24 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from salus.bench.own_service import OwnService
 from salus.errors import RequestRejected
-from salus.service.gpu import Nvml, choose
+from salus.service.gpu import Gpu, Nvml, choose
 from salus.service.mps import Mps, find_control
 
 WORKLOAD = Path(__file__).parent / "scripts" / "workload.py"
 READY_S = 120.0
 """A job that is not ready by then goes on when it can: it waits for memory, or died."""
-AHEAD = 3
-"""One by one, so many of the next ones start up meanwhile."""
+GROUP = 4
+"""One by one, so many start up at the same time; on a GPU, one for each of these bytes."""
+ROOM_BYTES = 12 << 30
+LOOK_S = 0.1
 WARM_UP = 3
 END_S = 60.0
 REST_S = 0.5
@@ -132,6 +133,8 @@ class Ran:
     failed: str | None = None
     gpu_bytes: int = 0
     """The most that was in use on the GPU while the jobs of its side ran, beyond what was before."""
+    busy: float | None = None
+    """The part of the time in which it kept the GPU busy, alone."""
     row: dict[str, Any] | None = None
     """What Salus said of it in the end, as in `ps --json`."""
 
@@ -145,30 +148,50 @@ class Ran:
         return statistics.median(b - a for a, b in zip(self.ends_s, self.ends_s[1:], strict=False))
 
 
-def one_by_one(jobs: Sequence[Job], device: str, say: Say) -> list[Ran]:
-    """In the order of arrival, each when the one before is done; the next ones start up meanwhile.
+def one_by_one(jobs: Sequence[Job], device: str, say: Say, *, watch: bool = False) -> list[Ran]:
+    """In the order of arrival, each when the one before is done.
 
-    While one is waited for that has not started up yet, the clock stands still: that is in nobody's time.
+    A group of them starts up at a time, while nothing runs and the clock stands still: that is in nobody's time.
+    `watch`: how busy each keeps the GPU is looked at meanwhile.
     """
-    with OwnService("--device", "host") as folder:
-        waiting = deque(jobs)
-        started: deque[tuple[Job, Path, subprocess.Popen[str]]] = deque()
-        ran: list[Ran] = []
-        zero = 0.0
-        while waiting or started:
-            while waiting and len(started) <= AHEAD:
-                job = waiting.popleft()
-                go = folder.socket.parent / f"go-{len(ran) + len(started)}"
-                started.append((job, go, folder.start_bare(job.command(device, go, 0.0))))
-            job, go, process = started.popleft()
+    nvml = Nvml()
+    gpu = choose(nvml.gpus(), None) if device == "cuda" else None
+    size = GROUP if gpu is None else max(1, gpu.total_bytes // ROOM_BYTES)
+    ran: list[Ran] = []
+    zero = 0.0
+    with ThreadPoolExecutor(1) as pool, OwnService("--device", "host") as folder:
+        for first in range(0, len(jobs), size):
             asked = time.monotonic()
-            _wait_until_ready([process])
+            group = [
+                (job, folder.socket.parent / f"go-{first + at}") for at, job in enumerate(jobs[first : first + size])
+            ]
+            say(f"one by one: {len(ran)} of {len(jobs)} are done, {len(group)} start up")
+            started = [folder.start_bare(job.command(device, go, 0.0)) for job, go in group]
+            _wait_until_ready(started)
             zero = zero + time.monotonic() - asked if ran else time.monotonic()
-            time.sleep(max(0.0, zero + job.arrives_s - time.monotonic()))
-            _start_clock(go)
-            say(f"one by one: {job.name}, {len(ran) + 1} of {len(jobs)}")
-            ran.append(_outcome(job, process, zero))
+            for (job, go), process in zip(group, started, strict=True):
+                time.sleep(max(0.0, zero + job.arrives_s - time.monotonic()))
+                _start_clock(go)
+                say(f"one by one: {job.name}, {len(ran) + 1} of {len(jobs)}")
+                reading = pool.submit(_outcome, job, process, zero)
+                busy = _busy(nvml, gpu, reading) if watch and gpu is not None else None
+                ran.append(replace(reading.result(), busy=busy))
+                # Its memory is the next one's.
+                process.communicate()
     return ran
+
+
+def _busy(nvml: Nvml, gpu: Gpu, reading: Future[Ran]) -> float | None:
+    """The part of the time in which anything runs on the GPU, until then; None where that cannot be seen."""
+    nvml.activity(gpu)
+    looks: list[float] = []
+    while not reading.done():
+        wait([reading], timeout=LOOK_S)
+        seen = nvml.activity(gpu)
+        if seen is not None:
+            looks.append(seen.busy)
+    # The last one may have found it done.
+    return statistics.median(looks[:-1]) if len(looks) > 1 else None
 
 
 def has_mps(device: str) -> bool:

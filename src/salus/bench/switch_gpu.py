@@ -25,8 +25,8 @@ FEWEST = 20
 """Hand-overs that say something."""
 FIRST = 10
 STEPS = ("idle", "sorted", "promoted", "waited", "left", "passed", "seen", "ours")
-"""In this order. `sorted`: what lives in the lane is known; `promoted`: it is the job's own; `waited`: the GPU is idle for
-certain; `seen`: by the next job. Where the GPU still works at first, the job `yields` and it is idle when `waited`."""
+"""In this order. `sorted`: what lives in the lane is known; `promoted`: it is the job's own; `waited`: the GPU is idle
+for certain; `seen`: by the next job. Where the GPU still works at first, the job `yields`; it is idle when `waited`."""
 TAKEN = ("seen", "ours")
 """Those are the next job's."""
 

@@ -136,7 +136,7 @@ class _Gpu:
 
     def set_load(self) -> None:
         # Added up anew each time: a running sum would drift.
-        self.load = sum(_utilization(run.record.job) for run in self.runs.values())
+        self.load = sum(_load(run.record.job) for run in self.runs.values())
 
     def next_s(self) -> float:
         """When the next thing happens here."""
@@ -330,5 +330,6 @@ class Simulation:
         self._touched.clear()
 
 
-def _utilization(job: TraceJob) -> float:
-    return 1.0 if job.utilization is None else job.utilization
+def _load(job: TraceJob) -> float:
+    known = job.utilization if job.load is None else job.load
+    return 1.0 if known is None else known

@@ -48,6 +48,8 @@ class TraceJob:
     weight: float = 1.0
     priority: int = 0
     name: str = ""
+    load: float | None = None
+    """What it really takes of the GPU, where that is something else."""
 
     @property
     def duration_s(self) -> float:
