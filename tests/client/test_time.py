@@ -30,6 +30,9 @@ class Gpu:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
+    def will_yield(self) -> None:
+        pass
+
     def before_yield(self) -> bool:
         self._clock.now += 40 * MS
         return True

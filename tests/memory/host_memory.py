@@ -27,6 +27,9 @@ class HostMemory:
         self.arena.open("host", 0, page_address, channel)
         self.arena.trust(WHERE_IT_WAITS)
 
+    def will_yield(self) -> None:
+        pass
+
     def before_yield(self) -> bool:
         self.wait()
         return self.arena.yield_(self.live.items())

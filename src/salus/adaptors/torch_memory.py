@@ -36,6 +36,12 @@ _cuda: Any = torch.cuda
 _C: Any = torch._C
 
 
+class Pool(NamedTuple):
+    torch: Any
+    id: Any
+    """Asked for once: allocations change pools twice an iteration."""
+
+
 class _Torch:
     """What torch has and does not promise."""
 
@@ -62,26 +68,26 @@ class _Torch:
         return None
 
     @staticmethod
-    def begin(device: int, pool: Any) -> None:
+    def begin(device: int, pool: Pool) -> None:
         _C._cuda_beginAllocateToPool(device, pool.id)
 
     @staticmethod
-    def end(device: int, pool: Any) -> None:
+    def end(device: int, pool: Pool) -> None:
         _C._cuda_endAllocateToPool(device, pool.id)
         _C._cuda_releasePool(device, pool.id)
 
     @staticmethod
-    def lives(device: int, pool: Any, addresses: set[int]) -> bool:
+    def lives(device: int, pool: Pool, addresses: set[int]) -> bool:
         """Whether exactly these are in use. What was freed and waits for another stream does not count."""
         check = getattr(_C, "_cuda_checkPoolLiveAllocations", None)
         return check is not None and bool(check(device, pool.id, addresses))
 
     @staticmethod
-    def snapshot(pool: Any) -> Any:
+    def snapshot(pool: Pool) -> Any:
         try:
-            return pool.snapshot(include_traces=False)
+            return pool.torch.snapshot(include_traces=False)
         except TypeError:
-            return pool.snapshot()
+            return pool.torch.snapshot()
 
 
 def gpu_uuid(properties: Any) -> str | None:
@@ -154,7 +160,7 @@ class TorchMemory:
         self._lease = lease
         self._active = False
         self._poison = os.environ.get("SALUS_POISON") == "1"
-        self._routed: Any = None
+        self._routed: Pool | None = None
         """The pool that allocations go to."""
         self._known = Known()
         self._trace: list[tuple[str, int]] | None = [] if os.environ.get("SALUS_TRACE") else None
@@ -184,7 +190,8 @@ class TorchMemory:
                 return
             # Kept for good: torch may call them as long as the process lives.
             self._allocators = [_C._cuda_customAllocator(*self._arena.functions(kind)) for kind in ("private", "lane")]
-            self._private, self._lane = (_cuda.MemPool(allocator) for allocator in self._allocators)
+            pools = [*(_cuda.MemPool(allocator) for allocator in self._allocators), _cuda.MemPool()]
+            self._private, self._lane, self._nothing = (Pool(pool, pool.id) for pool in pools)
             self._route(self._private)
             self._active = True
         except Exception as error:
@@ -202,6 +209,12 @@ class TorchMemory:
         arena.open("cuda", self._device, page_address, channel)
         arena.trust(WHERE_IT_WAITS)
         self._arena = arena
+
+    def will_yield(self) -> None:
+        """Lets torch walk over all its blocks in vain: when it looks for what lives in the lane, they are cached."""
+        with contextlib.suppress(Exception):
+            if self._active:
+                _Torch.lives(self._device, self._nothing, set())
 
     def before_yield(self) -> bool:
         try:
@@ -292,7 +305,7 @@ class TorchMemory:
         if self._active and iterating:
             self._route(self._lane)
 
-    def _route(self, pool: Any) -> None:
+    def _route(self, pool: Pool | None) -> None:
         if self._routed is pool:
             return
         if self._routed is not None:

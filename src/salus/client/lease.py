@@ -80,6 +80,9 @@ class Memory(Protocol):
     def open(self, page_address: int, channel: int) -> None:
         """The service is there: opens the arena. Raises `SalusError` where that cannot be."""
 
+    def will_yield(self) -> None:
+        """The lease is given up at the next boundary. For what makes that quick, while the device still works."""
+
     def before_yield(self) -> bool:
         """Waits for the device and makes what lives in the lane private. False: the lane cannot be left now."""
 
@@ -182,6 +185,7 @@ class Lease:
                 elif not self._announced_ns:
                     self._send(msg.Yielding(now=False))
                     self._announced_ns = _now_ns()
+                    self._memory.will_yield()
 
     # Taking and giving up; with the lock held, but for `_take`.
 
