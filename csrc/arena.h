@@ -52,11 +52,12 @@ enum {
 enum {
     SERVICE_PACKETS = 4,
     SCRUB = 7,
+    STATE = 8, /* of the job; ITERATING: in the middle of an iteration */
     PRIVATE_BYTES = 16,
     PROMOTED_BYTES = 17,
     LANE_BYTES = 18,
     JOB_PACKETS = 19,
-    WAITING_FOR_MEMORY = 20,
+    WAITING_FOR_MEMORY = 20, /* since when; 0: it does not */
     MADE_BYTES = 21,
     OUT_BYTES = 22,
     HOME_BYTES = 23,
@@ -67,7 +68,9 @@ enum {
     PASS = 28,
     PASS_SENT = 29,
     PASSED = 31,
+    WAITED_NS = 33,
 };
+enum { ITERATING = 2 };
 
 EXPORTED int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, int channel, uint64_t reserve);
 EXPORTED void salus_arena_close(void);

@@ -95,24 +95,27 @@ def test_fair_gives_back_what_a_job_fell_behind_by_while_others_had_the_memory()
     assert sum(record.paged_out for record in outcome.records) > 100, "or nothing was shown"
 
 
-def test_fair_owes_nothing_for_the_time_in_which_a_job_did_not_want_to_run():
+def test_fair_owes_something_to_those_who_waited_for_memory_and_nothing_to_those_who_had_nothing_to_do():
     policy = make_policy("fair")
     kept_out, idle, runs = (
         Job(JobSpec(name, footprint(1, 2)), arrival, 0.0, footprint(1, 2), True, None)
         for arrival, name in enumerate(("kept out", "idle", "runs"))
     )
     for one in (kept_out, idle, runs):
-        one.ready = True
         policy.on_arrived(one)
-        policy.on_competing(one)
-    for one in (kept_out, idle):
-        policy.on_resting(one)
-    # It is displaced, and then has nothing to do for a while.
-    idle.idle_since = 1.0
-    policy.on_served(runs, 100.0, 1)
+        policy.on_ready(one)
+    policy.on_competing(runs)
+    policy.on_served(runs, 3.0, 1)
+    policy.on_ready(idle)
     for one in (kept_out, idle):
         policy.on_competing(one)
-    assert policy.memory_order(idle) == policy.memory_order(runs)
+    assert policy.memory_order(idle) == policy.memory_order(runs) == 3.0
+    assert policy.memory_order(kept_out) == 0.0
+    # But not for hours.
+    policy.on_resting(kept_out)
+    policy.on_served(runs, 10_000.0, 1)
+    policy.on_served(idle, 10_000.0, 1)
+    policy.on_competing(kept_out)
     assert policy.memory_order(kept_out) == policy.memory_order(runs) - OWED_S
 
 

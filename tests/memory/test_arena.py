@@ -8,13 +8,14 @@ import os
 import random
 import socket
 import threading
+import time
 
 import pytest
 
 from salus.client.arena import Arena
 from salus.errors import SalusError
 from salus.protocol import slots
-from salus.protocol.page import Page, Word
+from salus.protocol.page import JobState, Page, Word
 from salus.protocol.slots import Kind, Record
 
 MIB = 1 << 20
@@ -253,10 +254,13 @@ def test_out_of_quota_it_asks_and_waits_and_a_refusal_is_out_of_memory():
     waits.start()
     (record,) = slots.unpack(played.ours.recv(1 << 16))
     assert record == Record(Kind.WANT, 0, 8 * MIB, 2 * MIB)
-    assert played.page.words[Word.WAITING_FOR_MEMORY] == 1
+    since = played.page.words[Word.WAITING_FOR_MEMORY]
+    assert 0 < since < time.monotonic_ns()
     played.send(Record(Kind.QUOTA, 0, 8 * MIB, 2 * MIB))
     waits.join(5)
     assert got and got[0]
+    assert played.page.words[Word.WAITED_NS] == 0, "between two iterations it is no time of the job's"
+    played.page.words[Word.STATE] = JobState.ITERATING
     waits = threading.Thread(target=lambda: got.append(arena.alloc("private", 2 * MIB)))
     waits.start()
     played.ours.recv(1 << 16)
@@ -264,6 +268,7 @@ def test_out_of_quota_it_asks_and_waits_and_a_refusal_is_out_of_memory():
     waits.join(5)
     assert got[1] is None
     assert played.page.words[Word.WAITING_FOR_MEMORY] == 0
+    assert 0 < played.page.words[Word.WAITED_NS] < time.monotonic_ns() - since
     arena.close()
     played.close()
 

@@ -74,8 +74,10 @@ def hand_overs(traces: list[list[list[Any]]]) -> dict[str, Any] | None:
             leaves, who = {}, -1
     if len(found) < FEWEST:
         return None
+    found.sort(key=lambda one: one["ours"] - one["idle"])
     gaps = [(one["ours"] - one["idle"]) / 1000 for one in found]
-    return {"count": len(gaps), **spread(gaps, "us"), "parts_us": _parts(found)}
+    slowest = found[-max(1, len(found) // 50) :]
+    return {"count": len(gaps), **spread(gaps, "us"), "parts_us": _parts(found), "parts_of_slowest_us": _parts(slowest)}
 
 
 def _parts(found: list[dict[str, float]]) -> dict[str, float]:

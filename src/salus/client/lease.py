@@ -65,6 +65,7 @@ _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES = (
     int(Word.BEGAN_NS),
     int(Word.BOUNDARIES),
 )
+_WAITED = int(Word.WAITED_NS)
 _PASS, _PASSED, _BATON = int(Word.PASS), int(Word.PASSED), int(Word.BATON)
 _BETWEEN, _ITERATING, _WAITING = int(JobState.BETWEEN), int(JobState.ITERATING), int(JobState.WAITING)
 _now_ns = time.monotonic_ns
@@ -462,13 +463,13 @@ class Lease:
                 msg.Reattach(
                     self._job_id, self._token, memory is not None, holds, waits, old[Word.LANE] or None,
                     old[Word.RESERVED_PERSISTENT], old[Word.RESERVED_EPHEMERAL], old[Word.RESERVED_INTERNAL],
-                    on_host, suspended, old[_ITERATIONS], old[_BUSY], old[Word.ATTAINED_NS],
+                    on_host, suspended, old[_ITERATIONS], max(0, old[_BUSY] - old[_WAITED]), old[Word.ATTAINED_NS],
                 )
             )  # fmt: skip
             _, (descriptor, grant_event, *more) = connection.receive()
             page = Page(descriptor)
             os.close(descriptor)
-            for word in (_STATE, _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES):
+            for word in (_STATE, _ITERATIONS, _BUSY, _WAITED, _BEGAN, _BOUNDARIES):
                 page.words[word] = old[word]
             if memory is not None:
                 memory.reopen(page.address(), more.pop(0), holds)

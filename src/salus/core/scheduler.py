@@ -185,6 +185,7 @@ class Scheduler:
         job = self._job(event.job_id, event)
         if not job.ready:
             job.ready = True
+            self._state.policy.on_ready(job)
             if job.phase in QUEUED_PHASES:
                 memory.enqueue(self._state, job)
             leases.start_competing(self._state, job)

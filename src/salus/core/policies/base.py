@@ -119,6 +119,9 @@ class Policy:
 
     def on_arrived(self, job: Job) -> None: ...
 
+    def on_ready(self, job: Job) -> None:
+        """The job wants to run, for the first time or after a pause. It may have to wait for memory yet."""
+
     def on_competing(self, job: Job) -> None:
         """The job is in a lane and ready: it competes for leases from now on."""
 

@@ -54,8 +54,6 @@ class Fair(Policy):
         """By memory: how much of each job's time is in its mark."""
         self._competing: defaultdict[int, set[JobId]] = defaultdict(set)
         self._floors: defaultdict[int, float] = defaultdict(float)
-        self._kept_out: dict[JobId, float] = {}
-        """Those that wanted to run and had to leave their lane, or the GPU; and when each had last been idle then."""
 
     @property
     def rotates(self) -> Rotation:
@@ -80,18 +78,17 @@ class Fair(Policy):
         self._marks[job.job_id] = self._floor(job)
         self._ran_s[job.job_id] = job.ran_s
 
+    def on_ready(self, job: Job) -> None:
+        self._marks[job.job_id] = max(self._marks[job.job_id], self._floor(job))
+
     def on_competing(self, job: Job) -> None:
-        # Whoever has been idle meanwhile did not want to run all the time.
-        was_kept_out = self._kept_out.pop(job.job_id, None) == job.idle_since
-        owed = OWED_S * self._rate(job) if was_kept_out else 0.0
+        owed = OWED_S * self._rate(job)
         self._marks[job.job_id] = max(self._marks[job.job_id], self._floor(job) - owed)
         self._competing[self._level(job)].add(job.job_id)
 
     def on_resting(self, job: Job) -> None:
         self._floor(job)
         self._competing[self._level(job)].discard(job.job_id)
-        if job.ready:
-            self._kept_out[job.job_id] = job.idle_since
 
     def on_served(self, job: Job, gpu_time_s: float, iterations: int) -> None:
         before, self._ran_s[job.job_id] = self._ran_s[job.job_id], job.ran_s
@@ -99,7 +96,6 @@ class Fair(Policy):
 
     def on_left(self, job: Job) -> None:
         del self._marks[job.job_id], self._ran_s[job.job_id]
-        self._kept_out.pop(job.job_id, None)
 
     def _level(self, job: Job) -> int:
         """Jobs share with those of their own level; here all are of one."""
