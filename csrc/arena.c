@@ -588,7 +588,8 @@ static void own(unsigned slot) {
     arena.promoted_bytes += salus_slot_size(slot);
 }
 
-int salus_arena_yield(const uint64_t *ranges, size_t count) {
+/* Makes private what backs the ranges. The device may still be at work. -1: the lane cannot be left; 1: `settle` has to. */
+static int promote(const uint64_t *ranges, size_t count) {
     int status = 0, fd;
     size_t next = 0;
     ENTER;
@@ -643,7 +644,8 @@ int salus_arena_yield(const uint64_t *ranges, size_t count) {
     return status;
 }
 
-int salus_arena_settle(void) {
+/* Once the device is idle: gives back what was private and has been empty for a while. */
+static void settle(void) {
     ENTER;
     for (unsigned slot = 0; arena.device && slot < arena.top; slot++)
         if (arena.slots[slot].state == PRIVATE && arena.slots[slot].empty_for >= RETURN_AFTER && !unback(slot))
@@ -652,10 +654,10 @@ int salus_arena_settle(void) {
     if (arena.device)
         tell_page();
     LEAVE;
-    return 0;
 }
 
-int salus_arena_scrub(void) {
+/* Clears what the job leaves in the lane, if the service says so. */
+static int scrub(void) {
     int status = 0;
     ENTER;
     for (unsigned slot = 0; arena.device && arena.page[SCRUB] && slot < arena.top && !status; slot++)
@@ -665,9 +667,39 @@ int salus_arena_scrub(void) {
     return status;
 }
 
+static int has_to_scrub(void) {
+    int has_to;
+    pthread_mutex_lock(&arena.lock);
+    has_to = arena.device && arena.page[SCRUB];
+    pthread_mutex_unlock(&arena.lock);
+    return has_to;
+}
+
+int salus_arena_leave(const uint64_t *ranges, size_t count, volatile uint64_t *word, uint64_t ticket, int wants_more,
+                      uint64_t *when) {
+    uint64_t unseen[4];
+    int status = promote(ranges, count);
+    when = when ? when : unseen;
+    when[0] = now_ns();
+    if (status < 0)
+        return -1;
+    if (salus_arena_wait())
+        return -2;
+    when[1] = now_ns();
+    if (status == 1)
+        settle();
+    if (has_to_scrub() && scrub())
+        return -1;
+    when[2] = now_ns();
+    status = ticket ? salus_arena_pass(word, ticket, wants_more) : 0;
+    when[3] = now_ns();
+    return status;
+}
+
+/* Touches nothing of the device, and is on the way from one job to the next: it does not enter it. */
 int salus_arena_pass(volatile uint64_t *word, uint64_t ticket, int wants_more) {
     int passed;
-    ENTER;
+    pthread_mutex_lock(&arena.lock);
     passed = arena.device && !arena.lost && !arena.moving && !arena.suspended && !arena.out_count &&
              arena.page[PASS] == ticket && arena.page[PASS_SENT] == arena.sent && !arena.page[WAITING_FOR_MEMORY];
     if (passed) {
@@ -675,7 +707,7 @@ int salus_arena_pass(volatile uint64_t *word, uint64_t ticket, int wants_more) {
         /* In this order: whoever sees the other job run can see here why. */
         __atomic_store_n(word, 2 * ticket + 1, __ATOMIC_RELEASE);
     }
-    LEAVE;
+    pthread_mutex_unlock(&arena.lock);
     return passed;
 }
 

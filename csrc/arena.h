@@ -93,14 +93,13 @@ EXPORTED int salus_arena_wait(void);
 /* How often a segment of the lane was made or freed. */
 EXPORTED uint64_t salus_arena_lane_changes(void);
 /* Before a lease is given up. The ranges (address, size, ...), by address, hold live data: what backs them becomes private.
- * The device may still be at work. 0, -1 if the lease cannot be given up, or 1: `settle` has something to do. */
-EXPORTED int salus_arena_yield(const uint64_t *ranges, size_t count);
-/* Then, once the device is idle: gives back what was private and has been empty for a while. */
-EXPORTED int salus_arena_settle(void);
-/* And if the service says so, clears what it leaves in the lane. -1 if that cannot be done: the lease must be kept. */
-EXPORTED int salus_arena_scrub(void);
-/* Then the lease may go straight to the job that the service named for it, by the word that this one looks at. Not if the
- * lane is not what it was when the service named it, or if memory is waited for. 1: it is the other job's now. */
+ * Then the device is waited for; what was private and has been empty for a while is given back; and if the service says so,
+ * what stays in the lane is cleared. With a ticket, the lease is then passed on. `when`, if given, is told when each of the
+ * four was done. -1: the lease must be kept; -2: the device failed; 0: it can be given up; 1: it is another job's now. */
+EXPORTED int salus_arena_leave(const uint64_t *ranges, size_t count, volatile uint64_t *word, uint64_t ticket,
+                               int wants_more, uint64_t *when);
+/* A lease that can be given up goes straight to the job that the service named for it, by the word that this one looks at.
+ * Not if the lane is not what it was when the service named it, or if memory is waited for. 1: it is the other job's now. */
 EXPORTED int salus_arena_pass(volatile uint64_t *word, uint64_t ticket, int wants_more);
 /* The service is gone and this job holds no lease: gives the lane up and backs its segments with memory of its own. */
 EXPORTED int salus_arena_detach(void);

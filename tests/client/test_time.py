@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from salus.client import lease as lease_module
+from salus.client.arena import LEFT
 from salus.client.lease import Lease
 from salus.protocol.page import PAUSE_NS, Page, Word
 
@@ -33,9 +34,9 @@ class Gpu:
     def will_yield(self) -> None:
         pass
 
-    def before_yield(self) -> bool:
+    def leave(self, word: int, ticket: int, wants_more: bool) -> int:
         self._clock.now += 40 * MS
-        return True
+        return LEFT
 
     def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
         return False

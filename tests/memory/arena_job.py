@@ -43,8 +43,8 @@ class NotedMemory(HostMemory):
         super().__init__()
         self.poison = True
 
-    def before_yield(self) -> bool:
-        left = super().before_yield()
+    def leave(self, word: int, ticket: int, wants_more: bool) -> int:
+        left = super().leave(word, ticket, wants_more)
         note(f"yield {left} {threading.current_thread().name}")
         return left
 

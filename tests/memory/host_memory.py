@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from salus.client.arena import Arena
+from salus.client.arena import PASSED, Arena, ranges
 from salus.client.lease import WHERE_IT_WAITS
 
 MIB = 1 << 20
@@ -30,9 +30,11 @@ class HostMemory:
     def will_yield(self) -> None:
         pass
 
-    def before_yield(self) -> bool:
+    def leave(self, word: int, ticket: int, wants_more: bool) -> int:
         self.wait()
-        return self.arena.yield_(self.live.items())
+        left = self.arena.leave(ranges(self.live.items()), word, ticket, wants_more)
+        self.passed += left == PASSED
+        return left
 
     def after_grant(self) -> bool:
         self.resumed += 1

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from salus.client.arena import Arena
+from salus.client.arena import LEFT, PASSED, Arena, ranges
 from salus.errors import SalusError
 from salus.protocol import slots
 from salus.protocol.page import JobState, Page, Word
@@ -146,6 +146,21 @@ def test_a_lease_is_passed_on_only_if_the_service_knows_everything(pair):
     assert passes(5) and word.value == 11 and words[Word.PASSED] == 11
     words[Word.PASS] = 6
     assert arena.pass_on(ctypes.addressof(word), 6, False) and words[Word.PASSED] == 12 and word.value == 13
+    # The same in one call with leaving the lane.
+    when = (ctypes.c_uint64 * 4)()
+
+    def leaves(ticket: int) -> int:
+        live = ranges([(address, 2 * MIB)])
+        return arena.leave(live, ctypes.addressof(word), ticket, True, ctypes.addressof(when))
+
+    words[Word.PASS] = 7
+    assert leaves(7) == LEFT and word.value == 13, "it said that it keeps what it has there"
+    assert leaves(7) == LEFT, "which the service has not heard yet"
+    words[Word.PASS_SENT] = words[Word.JOB_PACKETS]
+    before = time.monotonic_ns()
+    assert leaves(6) == LEFT and leaves(0) == LEFT and word.value == 13
+    assert leaves(7) == PASSED and word.value == 15 and words[Word.PASSED] == 15
+    assert before < when[0] <= when[1] <= when[2] <= when[3] < time.monotonic_ns()
     arena.free("lane", address, 2 * MIB)
 
 

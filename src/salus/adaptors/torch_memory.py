@@ -18,6 +18,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import time
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from salus.client.arena import SMALLEST_SLOT_BYTES, Arena, ranges
+from salus.client.arena import LEFT, PASSED, SMALLEST_SLOT_BYTES, STAYS, Arena, ranges
 from salus.client.lease import WHERE_IT_WAITS, Lease
 from salus.client.say import say
 from salus.errors import SalusError
@@ -165,6 +166,7 @@ class TorchMemory:
         self._known = Known()
         self._trace: list[tuple[str, int]] | None = [] if os.environ.get("SALUS_TRACE") else None
         """When each step of a hand-over was done, for benchmarks; their order is in bench/switch_gpu.py."""
+        self._when = (ctypes.c_uint64 * 4)()
         if self._trace is not None:
             atexit.register(self._write_trace)
 
@@ -216,50 +218,46 @@ class TorchMemory:
             if self._active:
                 _Torch.lives(self._device, self._nothing, set())
 
-    def before_yield(self) -> bool:
+    def leave(self, word: int, ticket: int, wants_more: bool) -> int:
         try:
             if not self._active:
                 self._arena.wait()
-                return True
+                return LEFT
             if self._trace is not None:
                 self._mark("idle" if _cuda.current_stream(self._device).query() else "yields")
             # While the GPU works on; what is freed from here on is promoted for nothing, and never wrongly kept.
             live = self._live()
+            if self._trace is None:
+                return self._arena.leave(live, word, ticket, wants_more)
             self._mark("sorted")
-            left = self._arena.yield_(live, self._wait)
-            self._mark("left")
+            left = self._arena.leave(live, word, ticket, wants_more, ctypes.addressof(self._when))
+            done = ("promoted", "waited", "left", "passed")[: {LEFT: 3, PASSED: 4}.get(left, 0)]
+            self._trace += zip(done, self._when, strict=False)
             return left
         except Exception as error:
             # Without knowing what lives in the lane, it cannot be left.
             why = (str(error).strip().splitlines() or [""])[0]
             self._once(f"the lane cannot be left ({type(error).__name__}: {why})")
-            return False
+            return STAYS
 
     def _live(self) -> array.array[int]:
         flat = self._known.find(self._arena.segments(), lambda found: _Torch.lives(self._device, self._lane, found))
         if flat is None:
             live = Live.of(_Torch.snapshot(self._lane))
             if live.pending:
-                self._wait()
+                self._arena.wait()
                 self._reclaim()
                 live = Live.of(_Torch.snapshot(self._lane))
             flat = ranges(live.blocks.items())
             self._known.add(live, flat)
         return flat
 
-    def _wait(self) -> None:
-        self._mark("promoted")
-        self._arena.wait()
-        self._mark("waited")
-
     def _mark(self, what: str) -> None:
         if self._trace is not None:
             self._trace.append((what, time.monotonic_ns()))
 
     def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
-        passed = self._arena.pass_on(word, ticket, wants_more)
-        self._mark("passed")
-        return passed
+        return self._arena.pass_on(word, ticket, wants_more)
 
     def after_grant(self) -> bool:
         self._mark("seen")

@@ -10,7 +10,7 @@ import ctypes
 import itertools
 import sysconfig
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from salus.errors import SalusError
@@ -24,6 +24,9 @@ PAGE_STEP_BYTES = 32 << 30
 """Paged at a time, with Python's lock; the script waits for its lease then, and other threads of it 0.6 s."""
 REST_S = 0.0005
 _MORE, _BUSY = 1, 2
+STAYS, LEFT, PASSED = -1, 0, 1
+"""What became of a lease that was to be given up."""
+_FAILED = -2
 _WHY = {
     -1: "there is no libcuda.so.1",
     -2: "the driver is too old: it has no virtual memory management",
@@ -35,7 +38,7 @@ _WHY = {
 
 
 def ranges(live: Iterable[tuple[int, int]]) -> array.array[int]:
-    """Addresses and sizes, for `yield_`."""
+    """Addresses and sizes, for `leave`."""
     return array.array("Q", itertools.chain.from_iterable(sorted(live)))
 
 
@@ -72,7 +75,9 @@ class Arena:
         self._c.salus_arena_trust.restype = None
         self._c.salus_arena_pass.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
         self._c.salus_arena_lane_changes.restype = ctypes.c_uint64
-        self._c.salus_arena_yield.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self._c.salus_arena_leave.argtypes = [
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p,
+        ]  # fmt: skip
 
     def open(self, device: str, ordinal: int, page_address: int, channel: int) -> None:
         status = self._c.salus_arena_open(device.encode(), ordinal, page_address, channel, RESERVE_BYTES)
@@ -120,19 +125,22 @@ class Arena:
         """Changes whenever the lane's segments do."""
         return int(self._c.salus_arena_lane_changes())
 
-    def yield_(
-        self, live: array.array[int] | Iterable[tuple[int, int]], wait: Callable[[], None] = lambda: None
-    ) -> bool:
-        """Before a lease is given up; `live` are addresses and sizes. False: it cannot be given up now.
+    def leave(
+        self, live: array.array[int], word: int = 0, ticket: int = 0, wants_more: bool = False, when: int = 0
+    ) -> int:
+        """Before a lease is given up; `live` are addresses and sizes (`ranges`). `STAYS`, `LEFT`, or `PASSED`.
 
-        `wait` waits for the device, which may still be at work; most of what is to be done is done meanwhile.
+        With a ticket, the lease goes straight to the next job if it can (`pass_on`). `when`: the address of four words
+        for the time at which what lives was promoted, the device was idle, the lane was left, and the lease was passed.
         """
-        flat = live if isinstance(live, array.array) else ranges(live)
-        status = self._c.salus_arena_yield(_pointer(flat), len(flat) // 2)
-        wait()
-        if status == 1:
-            self._c.salus_arena_settle()
-        return bool(status >= 0 and self._c.salus_arena_scrub() == 0)
+        status = self._c.salus_arena_leave(_pointer(live), len(live) // 2, word, ticket, wants_more, when)
+        if status == _FAILED:
+            raise SalusError("the device failed")
+        return int(status)
+
+    def yield_(self, live: Iterable[tuple[int, int]]) -> bool:
+        """The same, for whoever has addresses and sizes and passes nothing on. False: it cannot be given up now."""
+        return self.leave(ranges(live)) != STAYS
 
     def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
         """Gives the lease straight to the next job, which looks at that word. False: the service must see to it."""

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Protocol
 
 from salus.client.again import connect_again, patience_s
+from salus.client.arena import PASSED, STAYS
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
 from salus.errors import SalusError, ServiceUnavailable
@@ -84,8 +85,11 @@ class Memory(Protocol):
     def will_yield(self) -> None:
         """The lease is given up at the next boundary. For what makes that quick, while the device still works."""
 
-    def before_yield(self) -> bool:
-        """Waits for the device and makes what lives in the lane private. False: the lane cannot be left now."""
+    def leave(self, word: int, ticket: int, wants_more: bool) -> int:
+        """Makes what lives in the lane private and waits for the device; with a ticket, passes the lease on as well.
+
+        `STAYS` if the lane cannot be left now, `LEFT`, or `PASSED` (`Arena.leave`).
+        """
 
     def after_grant(self) -> bool:
         """Brings the lane up to date. False: it cannot be had, and the job must not run."""
@@ -94,7 +98,7 @@ class Memory(Protocol):
         """Until the device has done everything that this process began."""
 
     def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
-        """Gives the lease straight to the next job (`Arena.pass_on`)."""
+        """Passes the lease of a lane that was left straight on to the next job (`Arena.pass_on`)."""
 
     def detach(self) -> bool:
         """The service is gone, and others may run in the lane: takes memory of its own. False: there is none yet."""
@@ -302,14 +306,19 @@ class Lease:
 
     def _yield(self, *, wants_more: bool) -> bool:
         """False: something lives in the lane and cannot be made private, so the lease is kept."""
-        words, rung_ns = self._words, 0
+        words, rung_ns, passed = self._words, 0, False
         if self._memory is not None:
-            rung_ns = self._ring()
-            if not rung_ns and not self._is_being_answered():
+            ticket, rung_ns = self._ring()
+            if not ticket and not self._is_being_answered():
                 self._send(msg.Yielding(now=True))
-            if not self._memory.before_yield():
+            word = self._batons.address(ticket) if ticket and self._batons is not None else 0
+            left = self._memory.leave(word, ticket, wants_more)
+            if left == STAYS:
                 return False
-            if not self._managed:
+            passed = left == PASSED
+            if passed:
+                self._ring_again(rung_ns)
+            elif not self._managed:
                 # The service went meanwhile, and we held the lease: the lane is ours. What was let go of comes back.
                 self._memory.after_grant()
                 return False
@@ -317,22 +326,29 @@ class Lease:
             self._count_pause(_now_ns(), 0)
         self._holding = False
         self._asked = wants_more
-        while not words[_PASS] and self._is_being_answered():
-            os.sched_yield()
-        self._send(msg.Yielded(wants_more, self._pass_on(wants_more, rung_ns)))
+        if not passed:
+            while not words[_PASS] and self._is_being_answered():
+                os.sched_yield()
+            passed = self._pass_on(wants_more, rung_ns)
+        self._send(msg.Yielded(wants_more, passed))
         return True
 
     def _is_being_answered(self) -> bool:
         """Whom the lease goes to will be known in a moment; sooner than the service could do it."""
         return _now_ns() - self._announced_ns < ANSWER_NS
 
-    def _ring(self) -> int:
-        """Wakes the job that the lease goes to. When that was; 0: it is not known yet."""
+    def _ring(self) -> tuple[int, int]:
+        """Wakes the job that the lease goes to: its ticket, and when that was. 0: it is not known yet."""
         ticket = self._words[_PASS]
         if not ticket or self._batons is None:
-            return 0
+            return 0, 0
         self._batons.comes(ticket)
-        return _now_ns()
+        return ticket, _now_ns()
+
+    def _ring_again(self, rung_ns: int) -> None:
+        """If it has waited for so long that it may sleep."""
+        if self._batons is not None and _now_ns() - rung_ns > RING_AGAIN_NS:
+            self._batons.ring()
 
     def _pass_on(self, wants_more: bool, rung_ns: int) -> bool:
         ticket, batons = self._words[_PASS], self._batons
@@ -345,8 +361,7 @@ class Lease:
             return True
         if not self._memory.pass_on(batons.address(ticket), ticket, wants_more):
             return False
-        if _now_ns() - rung_ns > RING_AGAIN_NS:
-            batons.ring()
+        self._ring_again(rung_ns)
         return True
 
     # The service.
