@@ -1,6 +1,6 @@
 """A job without a framework whose iterations are all alike: nothing lives in the lane between them.
 
-argv: SOURCE ITERATIONS SECONDS PAUSE GO [quits|works|stops]. An iteration takes SECONDS, and PAUSE lies between two. Prints
+argv: SOURCE ITERATIONS SECONDS PAUSE GO [quits|works|stops]. An iteration takes SECONDS, PAUSE lies between two. Prints
 one line of JSON: when each iteration began and ended (CLOCK_MONOTONIC, ns), and how many leases it passed on by itself.
 It fails if somebody else writes to the lane during an iteration of its own. With `quits`, it closes its connection on
 SIGUSR1; with `works`, its device works during the pause; with `stops`, it stops itself after every twentieth one.
