@@ -536,8 +536,8 @@ int salus_arena_wait(void) {
     return status;
 }
 
-uint64_t salus_arena_lane_changes(void) {
-    return arena.lane_changes;
+const uint64_t *salus_arena_lane_changes(void) {
+    return &arena.lane_changes;
 }
 
 /* Around a lease. */

@@ -90,8 +90,8 @@ EXPORTED int salus_arena_where(void);
 EXPORTED int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds);
 /* Until the device has done everything that this process began; not 0 if it failed at that. */
 EXPORTED int salus_arena_wait(void);
-/* How often a segment of the lane was made or freed. */
-EXPORTED uint64_t salus_arena_lane_changes(void);
+/* Where it stands how often a segment of the lane was made or freed. Asked for once: to read it there costs no call. */
+EXPORTED const uint64_t *salus_arena_lane_changes(void);
 /* Before a lease is given up. The ranges (address, size, ...), by address, hold live data: what backs them becomes private.
  * Then the device is waited for; what was private and has been empty for a while is given back; and if the service says so,
  * what stays in the lane is cleared. With a ticket, the lease is then passed on. `when`, if given, is told when each of the

@@ -118,7 +118,9 @@ def test_both_sides_cut_a_lane_alike():
 
 def test_a_segment_of_the_lane_is_published_when_the_lease_is_given_up(pair):
     arena, played = pair
+    before = arena.segments()
     address = arena.alloc("lane", 20 * MIB)
+    assert arena.segments() != before
     assert played.hear() == []
     assert arena.yield_([])
     assert [record.kind for record in played.hear()] == [Kind.PUBLISH] * 10

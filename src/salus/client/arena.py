@@ -74,7 +74,8 @@ class Arena:
         self._c.salus_arena_trust.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
         self._c.salus_arena_trust.restype = None
         self._c.salus_arena_pass.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
-        self._c.salus_arena_lane_changes.restype = ctypes.c_uint64
+        self._c.salus_arena_lane_changes.restype = ctypes.POINTER(ctypes.c_uint64)
+        self._lane_changes = self._c.salus_arena_lane_changes().contents
         self._c.salus_arena_leave.argtypes = [
             ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p,
         ]  # fmt: skip
@@ -123,7 +124,7 @@ class Arena:
 
     def segments(self) -> int:
         """Changes whenever the lane's segments do."""
-        return int(self._c.salus_arena_lane_changes())
+        return int(self._lane_changes.value)
 
     def leave(
         self, live: array.array[int], word: int = 0, ticket: int = 0, wants_more: bool = False, when: int = 0
