@@ -25,6 +25,8 @@ PAPER = {
     "paging": "It could not do that.",
     "tuning": "300 jobs at once: 2.38 times faster than one by one (super-resolution), 1.07 times (ResNet-50).",
 }
+REASONS = "why.json"
+"""Beside the results: of each in which a target is missed, where that comes from and what would help."""
 PICTURES = {"gpu-pressure.json": "pictures/paging.png"}
 """Drawn by benchmarks/paging_timeline.py."""
 FIGURES = "pictures"
@@ -40,13 +42,16 @@ experiments are done is told in [experiments.md](experiments.md).
 def write(results: Path, out: Path) -> None:
     if not results.is_dir():
         raise RequestRejected(f"{results}: there is no such folder; --results names the one with the JSON files")
-    parts = [HEAD, *(_experiment(results, name) for name in EXPERIMENTS)]
+    reasons = _read(results / REASONS) or {}
+    parts = [HEAD, *(_experiment(results, name, reasons) for name in EXPERIMENTS)]
     for file, title, tell in SUITE:
         found = _read(results / file)
         if found is not None:
             picture = PICTURES.get(file)
             shown = [] if picture is None else ["", f"![{title}]({picture})"]
-            parts.append("\n".join([f"## {title}", "", *_table(tell(found)), "", _origin(found, file), *shown]))
+            rows = tell(found)
+            told = [*_table(rows), *_why(rows, file, reasons), "", _origin(found, file)]
+            parts.append("\n".join([f"## {title}", "", *told, *shown]))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("\n\n".join(part.rstrip() for part in parts) + "\n")
 
@@ -65,7 +70,7 @@ def draw(results: Path, folder: Path) -> list[Path]:
     return drawn
 
 
-def _experiment(results: Path, name: str) -> str:
+def _experiment(results: Path, name: str, reasons: dict[str, str]) -> str:
     lines = [f"## {name}", "", f"The paper: {PAPER[name]}", ""]
     there = False
     for device in DEVICES:
@@ -75,7 +80,8 @@ def _experiment(results: Path, name: str) -> str:
         there = True
         module, _, judge, _ = find(name)
         file = f"{device}-{name}"
-        lines += [*_table(getattr(module, judge)(found["result"])), "", _origin(found, f"{file}.json"), ""]
+        rows = getattr(module, judge)(found["result"])
+        lines += [*_table(rows), *_why(rows, f"{file}.json", reasons), "", _origin(found, f"{file}.json"), ""]
         lines += [f"![{name}]({FIGURES}/{file}.png)", ""]
     if not there:
         lines += ["Not measured yet.", ""]
@@ -97,6 +103,11 @@ def _table(rows: list[Verdict]) -> list[str]:
     for what, value, target, met in rows:
         lines.append(f"| {what} | {value} | {target} | {('met' if met else '**missed**') if target else ''} |")
     return lines
+
+
+def _why(rows: list[Verdict], file: str, reasons: dict[str, str]) -> list[str]:
+    missed = any(target and not met for _, _, target, met in rows)
+    return ["", f"Why: {reasons[file]}"] if missed and file in reasons else []
 
 
 def _origin(found: dict[str, Any], file: str) -> str:
