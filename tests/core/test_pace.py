@@ -56,6 +56,17 @@ def test_a_holder_that_is_stuck_has_none_of_the_time_of_others():
     assert world.scheduler.jobs["a"].attained_s == 1.5
 
 
+def test_a_holder_that_waits_for_memory_has_none_of_the_time_of_others():
+    world = World("fair", capacity=16)
+    for name in "ab":
+        world.arrive(name, footprint(1, 4))
+    assert sorted(world.running()) == ["a", "b"], "each in a lane of its own"
+    world.want("b", footprint(9, 4))
+    assert world.scheduler.jobs["b"].stalled and world.scheduler.jobs["b"].holds
+    world.send(ev.IterationFinished("a", 1.0, 1))
+    assert world.scheduler.jobs["a"].attained_s == 1.0
+
+
 def test_what_is_left_by_iterations_is_in_the_gpus_time():
     job = a_job()
     job.spec = replace(job.spec, iterations=10)

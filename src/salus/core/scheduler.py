@@ -207,8 +207,9 @@ class Scheduler:
         st, job = self._state, self._job(event.job_id, event)
         if not 0 <= event.gpu_time_s < float("inf") or event.iterations < 0:
             raise RequestRejected(f"job {job.job_id} reports what cannot be: {event}")
-        # Those who run in other lanes at the same time have the GPU too.
-        at_once = max(1, st.running - st.stuck)
+        # Those who run in other lanes at the same time have the GPU too; not those who wait for memory there.
+        stalled = sum(other.stalled and other.holds and not other.stuck for other in st.growing)
+        at_once = max(1, st.running - st.stuck - stalled)
         if event.yielded:
             if not job.holds or job.stalled:
                 raise RequestRejected(
