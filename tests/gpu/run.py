@@ -36,7 +36,9 @@ from tests.gpu import pressure
 from tests.gpu.jobs import START_LIMIT_S, TIMEOUT_S, command, result_of, says_ready
 from tests.gpu.train_kinds import ALL
 
-BLOCK = 10
+BLOCK = 6
+AT_ONCE, CORES = 5, 3
+"""Kinds of `alone` that start up together, and the cores that each has."""
 TURN = 40
 """Iterations of each job in a round of `throughput`. Between rounds they sit idle, and leave their lane with gradients
 that are alive, which they do not do while they train; so a round is long against that."""
@@ -50,32 +52,44 @@ LANE_GIB = 16.0
 it is more than the persistent memory and the contexts of the others together."""
 
 
-def alone(kind: str, iterations: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the bare script computed, and how Salus compares."""
-    blocks = iterations // BLOCK
-    with OwnService() as service:
-        run = command(kind, iterations, "--block", str(BLOCK))
-        # The bare one twice: how much two runs of the same thing differ is the measure of what can be seen.
-        sides = {
-            "bare": service.start_bare(run),
-            "salus": service.run(run, "--name", kind),
-            "again": service.start_bare(run),
-        }
-        try:
-            for number in range(blocks):
-                for side in in_turn(list(sides), number):
-                    take_turn(sides[side])
-        except Exception as error:
-            print(f"  {kind}: {error}", flush=True)
-        told = {side: result_of(process) for side, process in sides.items()}
-        with service.connect() as connection:
-            (row,) = connection.jobs(everything=True)
+def alone(kinds: list[str], iterations: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """For each, what the bare script computed, and how Salus compares. They start up together, and run one by one."""
+    with contextlib.ExitStack() as stack:
+        started = []
+        for number, kind in enumerate(kinds):
+            service = stack.enter_context(OwnService())
+            run = command(kind, iterations, "--block", str(BLOCK))
+            with machine.few_cores(number, CORES, AT_ONCE):
+                # The bare one twice: how much two runs of the same thing differ is the measure of what can be seen.
+                sides = {
+                    "bare": service.start_bare(run),
+                    "salus": service.run(run, "--name", kind),
+                    "again": service.start_bare(run),
+                }
+            started.append((kind, service, sides))
+        return [_compare(kind, service, sides, iterations) for kind, service, sides in started]
+
+
+def _compare(
+    kind: str, service: OwnService, sides: dict[str, subprocess.Popen[str]], iterations: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        for number in range(-(-iterations // BLOCK)):
+            for side in in_turn(list(sides), number):
+                take_turn(sides[side])
+    except Exception as error:
+        print(f"  {kind}: {error}", flush=True)
+    told = {side: result_of(process) for side, process in sides.items()}
+    with service.connect() as connection:
+        (row,) = connection.jobs(everything=True)
     if any("failed" in one for one in told.values()):
         return told["bare"], {"kind": kind, "failed": told}
-    # Not the last of a block: it lasts until the next one is let go. And not the first block, which warms up.
+    # Not the first of a block, when somebody else had the GPU; nor the last, which lasts until the next one is let go;
+    # and not the first block, which warms up.
     medians = {
         side: [
-            statistics.median(one["seconds"][start : start + BLOCK - 1]) for start in range(BLOCK, iterations, BLOCK)
+            statistics.median(one["seconds"][start + 1 : start + BLOCK - 1])
+            for start in range(BLOCK, iterations, BLOCK)
         ]
         for side, one in told.items()
     }
@@ -269,10 +283,11 @@ def main() -> None:
     bare: dict[str, dict[str, Any]] = {}
     rows = []
     if "alone" in phases:
-        for kind in kinds:
-            bare[kind], row = alone(kind, options.iterations)
-            rows.append(row)
-            print({key: value for key, value in row.items() if key != "iterations"}, flush=True)
+        for at in range(0, len(kinds), AT_ONCE):
+            for computed, row in alone(kinds[at : at + AT_ONCE], options.iterations):
+                bare[row["kind"]] = computed
+                rows.append(row)
+                print({key: value for key, value in row.items() if key != "iterations"}, flush=True)
         result["alone"] = rows
     if "together" in phases:
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -123,6 +123,21 @@ def _origin(found: dict[str, Any], file: str) -> str:
 # The GPU suite (`make test-gpu`) and the benchmarks of the parts.
 
 
+def _alone(found: dict[str, Any]) -> list[Verdict]:
+    rows: list[Verdict] = []
+    for row in found["alone"]:
+        if "failed" in row:
+            rows.append((row["kind"], "failed", "the same losses", False))
+            continue
+        losses = "the same losses" if row["same"] else "other losses"
+        value = (
+            f"{losses}, {row['ratio']:.3f} of the time; bare against bare {row['ratio_of_bare_to_bare']:.3f}; "
+            f"{row['iteration_ms']['bare']:.1f} ms an iteration"
+        )
+        rows.append((row["kind"], value, "the same, at most 1.01", row["same"] and row["ratio"] <= 1.01))
+    return rows
+
+
 def _together(found: dict[str, Any]) -> list[Verdict]:
     jobs = found["together"]["jobs"]
     same = sum(bool(row.get("same")) for row in jobs.values())
@@ -204,6 +219,7 @@ def _switch_gpu(found: dict[str, Any]) -> list[Verdict]:
 
 
 SUITE: tuple[tuple[str, str, Callable[[dict[str, Any]], list[Verdict]]], ...] = (
+    ("gpu-alone.json", "Kinds of scripts, alone under Salus", _alone),
     ("gpu-together.json", "All kinds of scripts at once", _together),
     ("gpu-lane.json", "Three ResNet-50 in one lane", _lane),
     ("gpu-pressure.json", "Eight jobs of 4 GiB on 16 GiB", _paging),

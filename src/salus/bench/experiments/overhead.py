@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from salus.bench.experiment import WARM_UP, WORKLOAD, Say, Settings, Steps
+from salus.bench.machine import few_cores
 from salus.bench.models_of_paper import BATCHES, ON_THE_PROCESSOR
 from salus.bench.own_service import OwnService
 from salus.bench.switch import in_turn, take_turn
@@ -79,25 +78,12 @@ def _start(
         "--iterations", str(10**9), "--block", str(BLOCK), "--warm-up", str(WARM_UP),
     ]  # fmt: skip
     service = stack.enter_context(OwnService(*settings.service("fair")))
-    with _on_cores(number):
+    with few_cores(number, CORES, AT_ONCE):
         return {
             "bare": service.start_bare(command),
             "salus": service.run(command, "--name", model),
             "again": service.start_bare(command),
         }
-
-
-@contextlib.contextmanager
-def _on_cores(number: int) -> Iterator[None]:
-    """What is started here stays on a few cores, where there are enough: no two are equally fast at every moment."""
-    before = os.sched_getaffinity(0)
-    mine = sorted(before)[number * CORES : (number + 1) * CORES]
-    if len(before) >= AT_ONCE * CORES:
-        os.sched_setaffinity(0, mine)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def _take_turns(model: str, sides: dict[str, subprocess.Popen[str]], settings: Settings, say: Say) -> dict[str, Any]:
