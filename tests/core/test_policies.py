@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from salus.core import events as ev
@@ -117,6 +119,16 @@ def test_fair_owes_something_to_those_who_waited_for_memory_and_nothing_to_those
     policy.on_served(idle, 10_000.0, 1)
     policy.on_competing(kept_out)
     assert policy.memory_order(kept_out) == policy.memory_order(runs) - OWED_S
+
+
+def test_nobody_is_displaced_for_what_another_gives_up_anyway():
+    small = job("small", 200, needs=footprint(0.5, 0.5), iteration_s=0.02)
+    large = [job(f"large {n}", 30, needs=footprint(9, 2), iteration_s=0.02) for n in range(8)]
+    outcome = simulate("fair:patience=1", small, *large, quantum_s=0.1)
+    turns = sorted((one.start_s, one.end_s) for one in outcome.segments if one.job_id == "small" and one.start_s < 200)
+    longest = max(after[0] - before[1] for before, after in pairwise(turns))
+    assert longest <= OWED_S + 1, "those that come back are owed no more"
+    assert sum(service(outcome, 200).values()) == pytest.approx(200, rel=0.02), "and the GPU is never idle"
 
 
 def test_round_robin_equalizes_iterations_not_time():

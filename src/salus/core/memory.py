@@ -414,30 +414,55 @@ def _last_first(st: State, jobs: Iterable[Job]) -> list[Job]:
 
 def _make_room(st: State, victims: list[Job], fits: Callable[[LaneTable], bool]) -> bool:
     """Takes lanes, or else memory, from the first of `victims` until it `fits`; does nothing if it never would."""
-    trial = st.lanes.trial()
-    parked: list[Job] = []
-    for victim in victims:
-        if victim.lane is not None and not victim.stalled:
-            trial.leave(victim.lane, victim.job_id)
-            parked.append(victim)
-            if fits(trial):
-                _vacate(st, parked, park)
-                return True
-    trial = st.lanes.trial()
-    paged: list[Job] = []
+    with_lanes = [victim for victim in victims if victim.lane is not None and not victim.stalled]
+    parked = _enough(st, with_lanes, fits, _without_lane)
+    if parked:
+        _vacate(st, parked, park)
+        return True
+    able: list[Job] = []
     to_host_bytes = 0
     for victim in victims:
-        if not st.host_has_room(to_host_bytes + _to_page_bytes(victim)) or _must_stay(st, victim):
-            continue
-        to_host_bytes += _to_page_bytes(victim)
-        trial.free_fixed(victim.footprint.persistent_bytes)
-        if victim.lane is not None:
-            trial.leave(victim.lane, victim.job_id)
-        paged.append(victim)
-        if fits(trial):
-            _vacate(st, paged, page_out)
-            return True
+        if st.host_has_room(to_host_bytes + _to_page_bytes(victim)) and not _must_stay(st, victim):
+            to_host_bytes += _to_page_bytes(victim)
+            able.append(victim)
+    paged = _enough(st, able, fits, _without_memory)
+    if paged:
+        _vacate(st, paged, page_out)
+        return True
     return False
+
+
+def _enough(
+    st: State, victims: list[Job], fits: Callable[[LaneTable], bool], take: Callable[[LaneTable, Job], None]
+) -> list[Job]:
+    """The first of them with which it fits, but those that it fits without; none if it fits with no number of them."""
+    trial = st.lanes.trial()
+    for count, victim in enumerate(victims, start=1):
+        take(trial, victim)
+        if fits(trial):
+            enough = victims[:count]
+            break
+    else:
+        return []
+    # A small one that comes first is not displaced for what only a large one after it can give.
+    for spared in enough[:-1]:
+        trial = st.lanes.trial()
+        for victim in enough:
+            if victim is not spared:
+                take(trial, victim)
+        if fits(trial):
+            enough = [victim for victim in enough if victim is not spared]
+    return enough
+
+
+def _without_lane(table: LaneTable, job: Job) -> None:
+    if job.lane is not None:
+        table.leave(job.lane, job.job_id)
+
+
+def _without_memory(table: LaneTable, job: Job) -> None:
+    table.free_fixed(job.footprint.persistent_bytes)
+    _without_lane(table, job)
 
 
 def _vacate(st: State, jobs: list[Job], leave: Callable[[State, Job], None]) -> None:
