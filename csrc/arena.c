@@ -677,9 +677,7 @@ static int has_to_scrub(void) {
 
 int salus_arena_leave(const uint64_t *ranges, size_t count, volatile uint64_t *word, uint64_t ticket, int wants_more,
                       uint64_t *when) {
-    uint64_t unseen[4];
     int status = promote(ranges, count);
-    when = when ? when : unseen;
     when[0] = now_ns();
     if (status < 0)
         return -1;
@@ -753,6 +751,7 @@ int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds) {
     int status = -1;
     ENTER;
     if (arena.device) {
+        page[WAITING_FOR_MEMORY] = arena.page[WAITING_FOR_MEMORY];
         arena.page = page;
         close(arena.channel);
         arena.channel = channel;

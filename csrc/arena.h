@@ -52,7 +52,7 @@ enum {
 enum {
     SERVICE_PACKETS = 4,
     SCRUB = 7,
-    STATE = 8, /* of the job; ITERATING: in the middle of an iteration */
+    BEGAN_NS = 11, /* from when on time counts as the job's; 0: it does not */
     PRIVATE_BYTES = 16,
     PROMOTED_BYTES = 17,
     LANE_BYTES = 18,
@@ -68,9 +68,7 @@ enum {
     PASS = 28,
     PASS_SENT = 29,
     PASSED = 31,
-    WAITED_NS = 33,
 };
-enum { ITERATING = 2 };
 
 EXPORTED int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, int channel, uint64_t reserve);
 EXPORTED void salus_arena_close(void);
@@ -94,8 +92,8 @@ EXPORTED int salus_arena_wait(void);
 EXPORTED const uint64_t *salus_arena_lane_changes(void);
 /* Before a lease is given up. The ranges (address, size, ...), by address, hold live data: what backs them becomes private.
  * Then the device is waited for; what was private and has been empty for a while is given back; and if the service says so,
- * what stays in the lane is cleared. With a ticket, the lease is then passed on. `when`, if given, is told when each of the
- * four was done. -1: the lease must be kept; -2: the device failed; 0: it can be given up; 1: it is another job's now. */
+ * what stays in the lane is cleared. With a ticket, the lease is then passed on. `when` is told when each of the four was
+ * done. -1: the lease must be kept; -2: the device failed; 0: it can be given up; 1: it is another job's now. */
 EXPORTED int salus_arena_leave(const uint64_t *ranges, size_t count, volatile uint64_t *word, uint64_t ticket,
                                int wants_more, uint64_t *when);
 /* A lease that can be given up goes straight to the job that the service named for it, by the word that this one looks at.

@@ -136,8 +136,7 @@ static int may_have(uint64_t private_bytes, uint64_t lane) {
 
 /* Waits until the quotas are this large; -1 if they never will be. 0 is: what it has. */
 int want(uint64_t private_bytes, uint64_t lane) {
-    uint64_t since;
-    int counts;
+    uint64_t since, began;
     if (may_have(private_bytes, lane))
         return 0;
     if (!arena.lost)
@@ -146,7 +145,7 @@ int want(uint64_t private_bytes, uint64_t lane) {
         return 0;
     arena.refused = 0;
     since = now_ns();
-    counts = arena.page[STATE] == ITERATING;
+    began = arena.page[BEGAN_NS];
     arena.page[WAITING_FOR_MEMORY] = since;
     tell_page();
     say_want(private_bytes, lane);
@@ -155,10 +154,9 @@ int want(uint64_t private_bytes, uint64_t lane) {
         if (arena.lost) {
             if (arena.impatient)
                 break;
-            if (!wait_for_service()) {
-                arena.page[WAITING_FOR_MEMORY] = since; /* it is another page now */
+            if (!wait_for_service())
                 say_want(private_bytes, lane);
-            } else {
+            else {
                 go_lost();
                 if ((arena.away || arena.suspended) && come_back_alone())
                     usleep(RETRY_US);
@@ -169,9 +167,9 @@ int want(uint64_t private_bytes, uint64_t lane) {
             usleep(1000);
         flush(); /* what it answered, if it had to leave its lane */
     }
-    /* In this order; `Page.used` counts on it. */
-    if (counts)
-        arena.page[WAITED_NS] += now_ns() - since;
+    /* That was no time on the device. In this order; `Page.used` counts on it. */
+    if (began && arena.page[BEGAN_NS] == began)
+        arena.page[BEGAN_NS] = began + (now_ns() - since);
     arena.page[WAITING_FOR_MEMORY] = 0;
     return arena.refused || (arena.lost && arena.impatient) ? -1 : 0;
 }

@@ -34,9 +34,9 @@ class Gpu:
     def will_yield(self) -> None:
         pass
 
-    def leave(self, word: int, ticket: int, wants_more: bool) -> int:
+    def leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
         self._clock.now += 40 * MS
-        return LEFT
+        return LEFT, self._clock.now
 
     def pass_on(self, word: int, ticket: int, wants_more: bool) -> bool:
         return False

@@ -43,7 +43,7 @@ class NotedMemory(HostMemory):
         super().__init__()
         self.poison = True
 
-    def leave(self, word: int, ticket: int, wants_more: bool) -> int:
+    def leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
         left = super().leave(word, ticket, wants_more)
         note(f"yield {left} {threading.current_thread().name}")
         return left

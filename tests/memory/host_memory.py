@@ -30,11 +30,11 @@ class HostMemory:
     def will_yield(self) -> None:
         pass
 
-    def leave(self, word: int, ticket: int, wants_more: bool) -> int:
+    def leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
         self.wait()
         left = self.arena.leave(ranges(self.live.items()), word, ticket, wants_more)
         self.passed += left == PASSED
-        return left
+        return left, self.arena.when[1]
 
     def after_grant(self) -> bool:
         self.resumed += 1

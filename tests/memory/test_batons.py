@@ -160,6 +160,18 @@ def test_the_heir_of_a_stuck_job_is_asked_and_waits_like_any_other_again(serve):
     assert all(job.poll() is None for job in jobs)
 
 
+def test_a_signal_that_raises_in_the_script_leaves_nobody_in_a_lane_that_was_passed_on(serve):
+    service = serve(*ROUND_ROBIN)
+    jobs = [
+        start(service, name, 150, mode, pause_s=0.001)
+        for name, mode in (("a", "raises"), ("b", "raises"), ("c", "works"))
+    ]
+    go(service, *"abc")
+    found = told(*jobs)
+    assert never_two_at_once(found) > 100
+    assert found[0]["passed"] > 20, "or nothing was shown"
+
+
 def test_weights_count_where_most_of_the_work_is_done_after_the_boundary(serve):
     service = serve("--policy", "fair", "--capacity", "520MiB")
     weights = {"a": 1, "b": 2, "c": 4}

@@ -125,9 +125,11 @@ def test_the_page_is_seen_from_both_sides():
     theirs.words[Word.STATE] = JobState.ITERATING
     theirs.words[Word.WAITING_FOR_MEMORY] = 110
     assert ours.used(now_ns=130) == (2, 15), "not while it waits for memory"
-    theirs.words[Word.WAITED_NS], theirs.words[Word.WAITING_FOR_MEMORY] = 15, 0
+    theirs.words[Word.BEGAN_NS] = 115
+    assert ours.used(now_ns=130) == (2, 5), "too little for a moment, never too much"
+    theirs.words[Word.WAITING_FOR_MEMORY] = 0
     assert ours.used(now_ns=130) == (2, 20)
-    theirs.words[Word.WAITED_NS] = 0
+    theirs.words[Word.BEGAN_NS] = 100
     theirs.words[Word.STATE] = JobState.BETWEEN
     assert ours.used(now_ns=130) == (2, 35)
     assert ours.used(now_ns=PAUSE_NS * 3) == (2, PAUSE_NS + 5)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
-import ctypes
 import json
 import os
 import time
@@ -166,7 +165,6 @@ class TorchMemory:
         self._known = Known()
         self._trace: list[tuple[str, int]] | None = [] if os.environ.get("SALUS_TRACE") else None
         """When each step of a hand-over was done, for benchmarks; their order is in bench/switch_gpu.py."""
-        self._when = (ctypes.c_uint64 * 4)()
         if self._trace is not None:
             atexit.register(self._write_trace)
 
@@ -218,27 +216,27 @@ class TorchMemory:
             if self._active:
                 _Torch.lives(self._device, self._nothing, set())
 
-    def leave(self, word: int, ticket: int, wants_more: bool) -> int:
+    def leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
         try:
             if not self._active:
                 self._arena.wait()
-                return LEFT
+                return LEFT, time.monotonic_ns()
             if self._trace is not None:
                 self._mark("idle" if _cuda.current_stream(self._device).query() else "yields")
             # While the GPU works on; what is freed from here on is promoted for nothing, and never wrongly kept.
             live = self._live()
-            if self._trace is None:
-                return self._arena.leave(live, word, ticket, wants_more)
             self._mark("sorted")
-            left = self._arena.leave(live, word, ticket, wants_more, ctypes.addressof(self._when))
-            done = ("promoted", "waited", "left", "passed")[: {LEFT: 3, PASSED: 4}.get(left, 0)]
-            self._trace += zip(done, self._when, strict=False)
-            return left
-        except Exception as error:
-            # Without knowing what lives in the lane, it cannot be left.
+            left = self._arena.leave(live, word, ticket, wants_more)
+            when = self._arena.when
+            if self._trace is not None:
+                done = ("promoted", "waited", "left", "passed")[: {LEFT: 3, PASSED: 4}.get(left, 0)]
+                self._trace += zip(done, when, strict=False)
+            return left, when[1]
+        except (SalusError, RuntimeError, LookupError, TypeError, AttributeError) as error:
+            # Without knowing what lives in the lane, it cannot be left. (Others are of handlers of the script.)
             why = (str(error).strip().splitlines() or [""])[0]
             self._once(f"the lane cannot be left ({type(error).__name__}: {why})")
-            return STAYS
+            return STAYS, 0
 
     def _live(self) -> array.array[int]:
         flat = self._known.find(self._arena.segments(), lambda found: _Torch.lives(self._device, self._lane, found))

@@ -76,6 +76,8 @@ class Arena:
         self._c.salus_arena_pass.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
         self._c.salus_arena_lane_changes.restype = ctypes.POINTER(ctypes.c_uint64)
         self._lane_changes = self._c.salus_arena_lane_changes().contents
+        self.when = (ctypes.c_uint64 * 4)()
+        """Of the last `leave`, on CLOCK_MONOTONIC, in ns."""
         self._c.salus_arena_leave.argtypes = [
             ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p,
         ]  # fmt: skip
@@ -126,15 +128,15 @@ class Arena:
         """Changes whenever the lane's segments do."""
         return int(self._lane_changes.value)
 
-    def leave(
-        self, live: array.array[int], word: int = 0, ticket: int = 0, wants_more: bool = False, when: int = 0
-    ) -> int:
+    def leave(self, live: array.array[int], word: int = 0, ticket: int = 0, wants_more: bool = False) -> int:
         """Before a lease is given up; `live` are addresses and sizes (`ranges`). `STAYS`, `LEFT`, or `PASSED`.
 
-        With a ticket, the lease goes straight to the next job if it can (`pass_on`). `when`: the address of four words
-        for the time at which what lives was promoted, the device was idle, the lane was left, and the lease was passed.
+        With a ticket, the lease goes straight to the next job if it can (`pass_on`). `when` tells then at what time
+        what lives was promoted, the device was idle, the lane was left, and the lease was passed.
         """
-        status = self._c.salus_arena_leave(_pointer(live), len(live) // 2, word, ticket, wants_more, when)
+        status = self._c.salus_arena_leave(
+            _pointer(live), len(live) // 2, word, ticket, wants_more, ctypes.addressof(self.when)
+        )
         if status == _FAILED:
             raise SalusError("the device failed")
         return int(status)

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Protocol
 
 from salus.client.again import connect_again, patience_s
-from salus.client.arena import PASSED, STAYS
+from salus.client.arena import LEFT, PASSED, STAYS
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
 from salus.errors import SalusError, ServiceUnavailable
@@ -66,7 +66,6 @@ _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES = (
     int(Word.BEGAN_NS),
     int(Word.BOUNDARIES),
 )
-_WAITED = int(Word.WAITED_NS)
 _PASS, _PASSED, _BATON = int(Word.PASS), int(Word.PASSED), int(Word.BATON)
 _BETWEEN, _ITERATING, _WAITING = int(JobState.BETWEEN), int(JobState.ITERATING), int(JobState.WAITING)
 _now_ns = time.monotonic_ns
@@ -85,10 +84,10 @@ class Memory(Protocol):
     def will_yield(self) -> None:
         """The lease is given up at the next boundary. For what makes that quick, while the device still works."""
 
-    def leave(self, word: int, ticket: int, wants_more: bool) -> int:
+    def leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
         """Makes what lives in the lane private and waits for the device; with a ticket, passes the lease on as well.
 
-        `STAYS` if the lane cannot be left now, `LEFT`, or `PASSED` (`Arena.leave`).
+        `STAYS` if the lane cannot be left now, `LEFT`, or `PASSED` (`Arena.leave`); and since when the device is idle.
         """
 
     def after_grant(self) -> bool:
@@ -296,42 +295,66 @@ class Lease:
         return True
 
     def _bring_memory(self) -> bool:
-        if self._memory is None or self._memory.after_grant():
+        if self._memory is None:
             return True
-        say(f"job {self._job_id} cannot map the memory of its lane; it tries again")
-        time.sleep(RETRY_S)
-        self._holding, self._asked = False, True
-        self._send(msg.Yielded(True))
-        return not self._managed
+        brought = False
+        try:
+            brought = self._memory.after_grant()
+        finally:
+            if not brought:
+                # Also where the handler of a signal raised meanwhile: without it the job must not run.
+                self._holding, self._asked = False, True
+                self._send(msg.Yielded(True))
+        if not brought:
+            say(f"job {self._job_id} cannot map the memory of its lane; it tries again")
+            time.sleep(RETRY_S)
+        return brought or not self._managed
 
     def _yield(self, *, wants_more: bool) -> bool:
         """False: something lives in the lane and cannot be made private, so the lease is kept."""
-        words, rung_ns, passed = self._words, 0, False
+        ticket = rung_ns = 0
         if self._memory is not None:
             ticket, rung_ns = self._ring()
             if not ticket and not self._is_being_answered():
                 self._send(msg.Yielding(now=True))
             word = self._batons.address(ticket) if ticket and self._batons is not None else 0
-            left = self._memory.leave(word, ticket, wants_more)
-            if left == STAYS:
-                return False
-            passed = left == PASSED
-            if passed:
-                self._ring_again(rung_ns)
-            elif not self._managed:
+            left, left_ns = STAYS, 0
+            try:
+                left, left_ns = self._memory.leave(word, ticket, wants_more)
+            finally:
+                # Also where the handler of a signal raised meanwhile: a lease that was passed on is another's.
+                if self._was_passed(ticket):
+                    left = PASSED
+                    self._ring_again(rung_ns)
+                    self._lease_is_over(wants_more, left_ns, passed=True)
+            if left != LEFT:
+                return left == PASSED
+            if not self._managed:
                 # The service went meanwhile, and we held the lease: the lane is ours. What was let go of comes back.
                 self._memory.after_grant()
                 return False
             # The device worked on after the last boundary, and has been waited for.
-            self._count_pause(_now_ns(), 0)
-        self._holding = False
-        self._asked = wants_more
-        if not passed:
-            while not words[_PASS] and self._is_being_answered():
+            self._count_pause(left_ns, 0)
+        # Whatever raises in here, the service must hear of it: others wait.
+        try:
+            while not self._words[_PASS] and self._memory is not None and self._is_being_answered():
                 os.sched_yield()
-            passed = self._pass_on(wants_more, rung_ns)
-        self._send(msg.Yielded(wants_more, passed))
+            ticket = self._words[_PASS]
+            self._pass_on(ticket, wants_more, rung_ns)
+        finally:
+            self._lease_is_over(wants_more, 0, passed=self._was_passed(ticket))
         return True
+
+    def _lease_is_over(self, wants_more: bool, left_ns: int, *, passed: bool) -> None:
+        """`left_ns`: until then the device worked for us; 0: that was not told."""
+        self._holding, self._asked = False, wants_more
+        if self._memory is not None:
+            # (The second time this adds nothing.)
+            self._count_pause(left_ns or _now_ns(), 0)
+        self._send(msg.Yielded(wants_more, passed))
+
+    def _was_passed(self, ticket: int) -> bool:
+        return bool(ticket and self._words[_PASSED] >> 1 == ticket)
 
     def _is_being_answered(self) -> bool:
         """Whom the lease goes to will be known in a moment; sooner than the service could do it."""
@@ -350,19 +373,19 @@ class Lease:
         if self._batons is not None and _now_ns() - rung_ns > RING_AGAIN_NS:
             self._batons.ring()
 
-    def _pass_on(self, wants_more: bool, rung_ns: int) -> bool:
-        ticket, batons = self._words[_PASS], self._batons
+    def _pass_on(self, ticket: int, wants_more: bool, rung_ns: int) -> None:
+        batons = self._batons
         if not ticket or batons is None:
-            return False
+            return
         if self._memory is None:
-            # In this order: whoever sees the other job run can see here why.
-            self._words[_PASSED] = 2 * ticket + wants_more
-            batons.pass_on(ticket)
-            return True
-        if not self._memory.pass_on(batons.address(ticket), ticket, wants_more):
-            return False
-        self._ring_again(rung_ns)
-        return True
+            try:
+                # In this order: whoever sees the other job run can see here why.
+                self._words[_PASSED] = 2 * ticket + wants_more
+            finally:
+                if self._was_passed(ticket):
+                    batons.pass_on(ticket)
+        elif self._memory.pass_on(batons.address(ticket), ticket, wants_more):
+            self._ring_again(rung_ns)
 
     # The service.
 
@@ -478,13 +501,13 @@ class Lease:
                 msg.Reattach(
                     self._job_id, self._token, memory is not None, holds, waits, old[Word.LANE] or None,
                     old[Word.RESERVED_PERSISTENT], old[Word.RESERVED_EPHEMERAL], old[Word.RESERVED_INTERNAL],
-                    on_host, suspended, old[_ITERATIONS], max(0, old[_BUSY] - old[_WAITED]), old[Word.ATTAINED_NS],
+                    on_host, suspended, old[_ITERATIONS], old[_BUSY], old[Word.ATTAINED_NS],
                 )
             )  # fmt: skip
             _, (descriptor, grant_event, *more) = connection.receive()
             page = Page(descriptor)
             os.close(descriptor)
-            for word in (_STATE, _ITERATIONS, _BUSY, _WAITED, _BEGAN, _BOUNDARIES):
+            for word in (_STATE, _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES):
                 page.words[word] = old[word]
             if memory is not None:
                 memory.reopen(page.address(), more.pop(0), holds)

@@ -65,9 +65,7 @@ class Word(IntEnum):
     """How much of the lane it uses, from the lane's beginning."""
     JOB_PACKETS = 19
     WAITING_FOR_MEMORY = 20
-    """Since when it waits in an allocation, on CLOCK_MONOTONIC; 0: it does not."""
-    WAITED_NS = 33
-    """How long it did so within iterations, which is in BUSY_NS too."""
+    """Since when it waits in an allocation, on CLOCK_MONOTONIC; 0: it does not. After that BEGAN_NS is moved on."""
     MADE_BYTES = 21
     """Of the lane's chunks: the driver counts them as this process's, whoever maps them."""
     OUT_BYTES = 22
@@ -155,14 +153,12 @@ class Page:
         # In this order: the job changes BEGAN_NS before it adds to BUSY_NS, and before it says that it iterates. So
         # what ends between two of these reads is counted too late, never twice, and a long pause never in full.
         busy = words[Word.BUSY_NS]
-        # For the same reason since when it waits comes before how long it waited until then.
-        iterates = words[Word.STATE] == JobState.ITERATING
-        waits_since = words[Word.WAITING_FOR_MEMORY] if iterates else 0
-        waited = words[Word.WAITED_NS] + (max(0, now_ns - waits_since) if waits_since else 0)
+        # For the same reason this comes before BEGAN_NS, which is moved on before it is cleared.
+        waits_since = words[Word.WAITING_FOR_MEMORY]
+        now_ns = min(now_ns, waits_since) if waits_since else now_ns
         at_most_ns = PAUSE_NS if words[Word.STATE] == JobState.BETWEEN else now_ns
         began = words[Word.BEGAN_NS]
-        busy += min(max(0, now_ns - began), at_most_ns) if began else 0
-        return words[Word.ITERATIONS], max(0, busy - waited)
+        return words[Word.ITERATIONS], busy + (min(max(0, now_ns - began), at_most_ns) if began else 0)
 
     def address(self) -> int:
         """For the arena, which writes to it too. The page must then live as long as the process."""
