@@ -250,6 +250,7 @@ def test_a_hand_over_on_a_gpu_is_from_idle_to_ours_between_two_jobs():
     found = switch_gpu.hand_overs(traces)
     assert found is not None and found["count"] == 100 - 2 * switch_gpu.FIRST - 1
     assert (found["median_us"], found["max_us"]) == (50.0, 100.0), "50 where the GPU had to be waited for"
+    assert found["parts_us"]["idle to sorted"] == 10.0, "of those in which the GPU was idle"
     assert found["parts_us"]["promoted to waited"] == 30.0 and found["parts_us"]["seen to ours"] == 20.0
     assert switch_gpu.hand_overs([trace[:60] for trace in traces]) is None, "those are too few"
     rows = switch_gpu.verdicts({"sides": {"every boundary": found}})

@@ -87,7 +87,7 @@ class Job:
     iterations: int
     arrives_s: float = 0.0
     seconds: float | None = None
-    """It runs for so long instead, however many iterations that is."""
+    """It runs for so long, and for as many iterations at the least."""
     alone_s: float | None = None
     """How long it takes alone, for policies that go by that."""
     weight: float = 1.0
@@ -102,7 +102,7 @@ class Job:
 
     def command(self, device: str, go: Path, at_s: float) -> list[str]:
         length = ["--iterations", str(self.iterations)]
-        length = length if self.seconds is None else ["--seconds", str(self.seconds)]
+        length += [] if self.seconds is None else ["--seconds", str(self.seconds)]
         more = [*(["--serve"] if self.serves else []), *(["--late"] if self.builds_late else [])]
         return [
             sys.executable, str(WORKLOAD), "--model", self.model, "--batch", str(self.batch), "--device", device,
@@ -151,7 +151,8 @@ class Ran:
 def one_by_one(jobs: Sequence[Job], device: str, say: Say, *, watch: bool = False) -> list[Ran]:
     """In the order of arrival, each when the one before is done.
 
-    A group of them starts up at a time, while nothing runs and the clock stands still: that is in nobody's time.
+    A group of them starts up at a time, while nothing runs. Then, and while one is taken down, the clock stands still:
+    that is in nobody's time.
     `watch`: how busy each keeps the GPU is looked at meanwhile.
     """
     nvml = Nvml()
@@ -176,8 +177,10 @@ def one_by_one(jobs: Sequence[Job], device: str, say: Say, *, watch: bool = Fals
                 reading = pool.submit(_outcome, job, process, zero)
                 busy = _busy(nvml, gpu, reading) if watch and gpu is not None else None
                 ran.append(replace(reading.result(), busy=busy))
-                # Its memory is the next one's.
+                # Its memory is the next one's; until it is gone, the clock stands still as well.
+                stopped = time.monotonic()
                 process.communicate()
+                zero += time.monotonic() - stopped
     return ran
 
 

@@ -81,10 +81,15 @@ def hand_overs(traces: list[list[list[Any]]]) -> dict[str, Any] | None:
 
 
 def _parts(found: list[dict[str, float]]) -> dict[str, float]:
-    """How long each step took, at the median."""
+    """How long each step took, at the median; where the GPU still worked at first, only those after it was idle."""
     parts = {}
     for before, after in pairwise(STEPS):
-        took = [(one[after] - one[before]) / 1000 for one in found if before in one and after in one]
+        hidden = STEPS.index(after) <= STEPS.index("waited")
+        took = [
+            (one[after] - one[before]) / 1000
+            for one in found
+            if before in one and after in one and not (hidden and "yields" in one)
+        ]
         if took:
             parts[f"{before} to {after}"] = statistics.median(took)
     return parts

@@ -17,6 +17,8 @@ from salus.bench.experiment import Job, Ran, Say, Settings, Steps, at_once, chec
 WEIGHTS = {"equal": (1, 1, 1), "weights 1:2:4": (1, 2, 4)}
 UNDER_MPS = "equal, MPS"
 STAGE_S = 12.0
+FEWEST = 2
+"""Iterations of each."""
 SETTLED = 0.25
 """The first part of a stage, in which a job joins, does not count."""
 TARGETS = {"equal": 0.02, "weights 1:2:4": 0.03, UNDER_MPS: 0.02, "total": 0.02}
@@ -34,7 +36,7 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
                 f"{name} {number}",
                 model,
                 batch,
-                1,
+                FEWEST,
                 number * stage_s,
                 (len(weights) - number) * stage_s,
                 weight=weight,
@@ -54,7 +56,7 @@ def _stages(ran: list[Ran], weights: tuple[int, ...], stage_s: float) -> dict[st
     rates, off = [], 0.0
     # The first one is alone at first; that is how long an iteration takes.
     alone = [at for at in ran[0].ends_s if at < stage_s]
-    iteration_s = statistics.median(b - a for a, b in pairwise(alone))
+    iteration_s = statistics.median(b - a for a, b in pairwise(alone)) if len(alone) > 1 else ran[0].iteration_s
     for stage in range(len(ran)):
         begin, end = (stage + SETTLED) * stage_s, (stage + 1) * stage_s
         rates.append([_iterations(one, iteration_s, begin, end) / (end - begin) for one in ran])

@@ -21,6 +21,7 @@ from typing import Any
 from salus.bench.experiment import Job, Ran, Say, Settings, Steps, at_once, has_mps, one_by_one
 from salus.bench.models_of_paper import BATCHES, ON_THE_PROCESSOR
 from salus.core.model import Footprint
+from salus.errors import RequestRejected
 from salus.plugins import load_policy
 from salus.service.gpu import Nvml, choose
 from salus.simulate.engine import Hardware, Simulation
@@ -44,7 +45,7 @@ TYPICAL_S = {"cuda": 0.05, "cpu": 0.005}
 PARTS = 50
 LIKE_THE_PAPERS = (3.25, 3.75)
 """How much better than FIFO SRTF is on a perfect GPU."""
-SEEDS = 1000
+SEEDS = 300
 TARGETS = {"srtf_to_one_by_one": 3.19, "simulated_off_by": 0.10}
 
 
@@ -53,7 +54,7 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
     trace = _trace(count, settings)
     kinds = [_kind(job.name, number, settings) for number, job in enumerate(trace)]
     say("each model alone")
-    alone = [Job(f"{model}_{batch}", model, batch, 1, seconds=ALONE_S) for model, batch in dict.fromkeys(kinds)]
+    alone = [Job(f"{model}_{batch}", model, batch, SHORTEST, seconds=ALONE_S) for model, batch in dict.fromkeys(kinds)]
     measured = {
         one.name: one
         for one in steps.runs("alone", lambda: one_by_one(alone, settings.device, say, watch=True))
@@ -71,6 +72,8 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
                 alone_s=iterations * iteration_s, ephemeral=settings.lane,
             )
         )  # fmt: skip
+    if not jobs:
+        raise RequestRejected("none of the models runs on this machine, not even alone; salus doctor may say why")
     loads = {job.name: measured[job.name.split()[-1]].busy for job in jobs}
     found: dict[str, Any] = {}
     found["one by one"] = _summary(steps.runs("one by one", lambda: one_by_one(jobs, settings.device, say)))
@@ -92,7 +95,8 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
 
 
 def _trace(count: int, settings: Settings) -> list[TraceJob]:
-    """The jobs, as short as they will be. Of a few, none may be like the paper's."""
+    """The jobs, as short as they will be: the first that are like the paper's, or else those that come closest."""
+    closest: tuple[float, list[TraceJob]] | None = None
     for seed in range(1, SEEDS):
         trace = generate(count, seed=seed)
         shrink = WORK_S * settings.scale / sum(job.duration_s for job in trace)
@@ -103,9 +107,15 @@ def _trace(count: int, settings: Settings) -> list[TraceJob]:
             )
             for job in trace
         ]  # fmt: skip
-        if count < FEWEST or LIKE_THE_PAPERS[0] <= _possible(short) <= LIKE_THE_PAPERS[1]:
+        possible = _possible(short)
+        off = max(LIKE_THE_PAPERS[0] - possible, possible - LIKE_THE_PAPERS[1], 0.0)
+        if closest is None or off < closest[0]:
+            closest = off, short
+        # Of a few jobs, none may be like it.
+        if not off or count < FEWEST:
             break
-    return short
+    assert closest is not None
+    return closest[1]
 
 
 def _possible(trace: list[TraceJob]) -> float:

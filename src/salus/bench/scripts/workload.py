@@ -23,7 +23,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--model", required=True)
 parser.add_argument("--batch", type=int, required=True)
 parser.add_argument("--iterations", type=int, default=100)
-parser.add_argument("--seconds", type=float, help="go on for so long, however many iterations that is")
+parser.add_argument("--seconds", type=float, help="go on for so long, and for as many iterations at the least")
 parser.add_argument("--serve", action="store_true", help="inference, not training")
 parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 parser.add_argument("--go")
@@ -65,7 +65,8 @@ def main() -> None:
     began = time.monotonic()
     ends: list[float] = []
     seconds: list[float] = []
-    while len(ends) < options.iterations if options.seconds is None else time.monotonic() < began + options.seconds:
+    until = began + (options.seconds or 0.0)
+    while len(ends) < options.iterations or time.monotonic() < until:
         if options.block and len(ends) % options.block == 0:
             print("block", flush=True)
             if not sys.stdin.readline():
