@@ -373,19 +373,21 @@ class Lease:
         if self._batons is not None and _now_ns() - rung_ns > RING_AGAIN_NS:
             self._batons.ring()
 
-    def _pass_on(self, ticket: int, wants_more: bool, rung_ns: int) -> None:
+    def _pass_on(self, ticket: int, wants_more: bool, rung_ns: int) -> bool:
         batons = self._batons
         if not ticket or batons is None:
-            return
-        if self._memory is None:
-            try:
-                # In this order: whoever sees the other job run can see here why.
-                self._words[_PASSED] = 2 * ticket + wants_more
-            finally:
-                if self._was_passed(ticket):
-                    batons.pass_on(ticket)
-        elif self._memory.pass_on(batons.address(ticket), ticket, wants_more):
-            self._ring_again(rung_ns)
+            return False
+        if self._memory is not None:
+            if self._memory.pass_on(batons.address(ticket), ticket, wants_more):
+                self._ring_again(rung_ns)
+            return self._was_passed(ticket)
+        try:
+            # In this order: whoever sees the other job run can see here why.
+            self._words[_PASSED] = 2 * ticket + wants_more
+        finally:
+            if self._was_passed(ticket):
+                batons.pass_on(ticket)
+        return True
 
     # The service.
 
