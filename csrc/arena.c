@@ -132,6 +132,7 @@ void tell_page(void) {
     arena.page[MADE_BYTES] = arena.made_bytes;
     arena.page[OUT_BYTES] = arena.out_bytes;
     arena.page[HOME_BYTES] = arena.home_bytes;
+    arena.page[NEEDED_BYTES] = arena.needed;
 }
 
 /* Backing. */
@@ -316,6 +317,7 @@ void obey(const struct record *record, int fd) {
         break;
     case PREPARE:
         arena.prepares = arena.keep_homes = 1; /* it is only asked for where the host takes everybody */
+        arena.short_until = now_ns() + SHORT_NS;
         break;
     }
 }
@@ -347,7 +349,8 @@ int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, i
     arena.sent = arena.received = 0;
     arena.reserved = rounded(reserve);
     arena.private_quota = arena.lane_quota = arena.private_bytes = arena.promoted_bytes = arena.made_bytes = 0;
-    arena.lost = arena.refused = arena.stale = 0;
+    arena.lost = arena.refused = arena.stale = arena.left = 0;
+    arena.needed = arena.short_until = 0;
     arena.unanswered = 0;
     arena.leaves = 0;
     arena.moving = arena.suspended = arena.away = arena.prepares = arena.alone = 0;
@@ -559,6 +562,7 @@ int back_segments(void) {
 int salus_arena_resume(int poison) {
     int status = 0;
     ENTER;
+    arena.left = 0;
     if (arena.device) {
         let_go_again();
         listen_all();
@@ -588,27 +592,51 @@ static void own(unsigned slot) {
     arena.promoted_bytes += salus_slot_size(slot);
 }
 
+/* Whether a slot holds live data. `next` is the first of the ranges that may lie in it, and goes with the slots. */
+static int is_live(unsigned slot, const uint64_t *ranges, size_t count, size_t *next) {
+    uint64_t begin = arena.lane_base + salus_slot_offset(slot), end = begin + salus_slot_size(slot);
+    while (*next < count && ranges[2 * *next] + ranges[2 * *next + 1] <= begin)
+        ++*next;
+    return *next < count && ranges[2 * *next] < end;
+}
+
+/* Counts for how many boundaries what was promoted has been empty: how much of it `settle` will give back. */
+static uint64_t count_empty(const uint64_t *ranges, size_t count) {
+    unsigned least = now_ns() < arena.short_until ? 1 : RETURN_AFTER;
+    uint64_t bytes = 0;
+    size_t next = 0;
+    for (unsigned slot = 0; slot < arena.top; slot++) {
+        struct slot *found = &arena.slots[slot];
+        int live = is_live(slot, ranges, count, &next);
+        if (found->state != PRIVATE)
+            continue;
+        found->empty_for = live ? 0 : found->empty_for + 1;
+        if (found->empty_for < least)
+            continue;
+        found->empty_for = RETURN_AFTER;
+        bytes += salus_slot_size(slot);
+    }
+    return bytes;
+}
+
 /* Makes private what backs the ranges. The device may still be at work. -1: the lane cannot be left; 1: `settle` has to. */
 static int promote(const uint64_t *ranges, size_t count) {
     int status = 0, fd;
     size_t next = 0;
+    uint64_t empty = 0;
     ENTER;
     arena.impatient = 1;
     /* Suspended in mid-iteration, by a service that was killed then: there is no boundary before it has been resumed. */
     if (arena.device && arena.suspended)
         status = -1;
+    else if (arena.device)
+        empty = count_empty(ranges, count);
     for (unsigned slot = 0; arena.device && status >= 0 && slot < arena.top; slot++) {
         struct slot *found = &arena.slots[slot];
-        uint64_t begin = arena.lane_base + salus_slot_offset(slot), end = begin + salus_slot_size(slot);
-        int live;
-        if (found->state == EMPTY)
-            continue;
-        while (next < count && ranges[2 * next] + ranges[2 * next + 1] <= begin)
-            next++;
-        live = next < count && ranges[2 * next] < end;
+        int live = is_live(slot, ranges, count, &next);
         if (found->state == SHARED && live) {
-            /* It needs room of its own; without it the lane cannot be left. */
-            if (want(arena.private_bytes + salus_slot_size(slot), 0)) {
+            /* It needs room of its own; without it the lane cannot be left. What is given back in a moment makes room. */
+            if (want(arena.private_bytes - empty + salus_slot_size(slot), 0)) {
                 status = -1;
                 break;
             }
@@ -619,10 +647,6 @@ static int promote(const uint64_t *ranges, size_t count) {
             if (found->published)
                 say(TAKE, slot, 0, 0, -1);
             own(slot);
-        } else if (found->state == PRIVATE) {
-            found->empty_for = live ? 0 : found->empty_for + 1;
-            if (found->empty_for >= RETURN_AFTER)
-                status = 1;
         } else if (found->state == SHARED && !found->published) {
             if (CALL(export_fd, found->handle, &fd)) {
                 /* Nobody else can have it. It stays ours, and others make their own. */
@@ -633,6 +657,8 @@ static int promote(const uint64_t *ranges, size_t count) {
             say(PUBLISH, slot, 0, 0, fd);
         }
     }
+    if (status >= 0 && empty)
+        status = 1;
     flush();
     if (arena.device)
         tell_page();
@@ -644,12 +670,24 @@ static int promote(const uint64_t *ranges, size_t count) {
     return status;
 }
 
-/* Once the device is idle: gives back what was private and has been empty for a while. */
+/* Gives back what was private and has been empty at so many boundaries. */
+void drop_empty(unsigned least) {
+    for (unsigned slot = 0; slot < arena.top; slot++) {
+        uint64_t size = salus_slot_size(slot);
+        if (arena.slots[slot].state != PRIVATE || arena.slots[slot].empty_for < least || unback(slot))
+            continue;
+        say(DROP, slot, 0, 0, -1);
+        /* From here on it would be given back before others take its place. */
+        if (arena.needed > arena.private_bytes)
+            arena.needed = arena.needed - arena.private_bytes > size ? arena.needed - size : arena.private_bytes;
+    }
+}
+
+/* Once the device is idle. */
 static void settle(void) {
     ENTER;
-    for (unsigned slot = 0; arena.device && slot < arena.top; slot++)
-        if (arena.slots[slot].state == PRIVATE && arena.slots[slot].empty_for >= RETURN_AFTER && !unback(slot))
-            say(DROP, slot, 0, 0, -1);
+    if (arena.device)
+        drop_empty(RETURN_AFTER);
     flush();
     if (arena.device)
         tell_page();
@@ -688,6 +726,9 @@ int salus_arena_leave(const uint64_t *ranges, size_t count, volatile uint64_t *w
         settle();
     if (has_to_scrub() && scrub())
         return -1;
+    pthread_mutex_lock(&arena.lock);
+    arena.left = 1;
+    pthread_mutex_unlock(&arena.lock);
     when[2] = now_ns();
     status = ticket ? salus_arena_pass(word, ticket, wants_more) : 0;
     when[3] = now_ns();
@@ -711,6 +752,7 @@ int salus_arena_pass(volatile uint64_t *word, uint64_t ticket, int wants_more) {
 
 int come_back_alone(void) {
     int status;
+    arena.left = 0;
     leave_now();
     for (unsigned slot = arena.top; slot-- > 0;)
         if (!arena.slots[slot].alone)
@@ -758,6 +800,7 @@ int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds) {
         arena.sent = arena.received = 0;
         arena.lost = arena.refused = arena.prepares = 0;
         arena.unanswered = 0;
+        arena.left = arena.left && !holds;
         leave_now();
         undo_paging();
         /* Until the service says more. */

@@ -68,6 +68,7 @@ enum {
     PASS = 28,
     PASS_SENT = 29,
     PASSED = 31,
+    NEEDED_BYTES = 33,
 };
 
 EXPORTED int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, int channel, uint64_t reserve);

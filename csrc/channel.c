@@ -137,6 +137,8 @@ static int may_have(uint64_t private_bytes, uint64_t lane) {
 /* Waits until the quotas are this large; -1 if they never will be. 0 is: what it has. */
 int want(uint64_t private_bytes, uint64_t lane) {
     uint64_t since, began;
+    if (private_bytes > arena.needed)
+        arena.needed = private_bytes;
     if (may_have(private_bytes, lane))
         return 0;
     if (!arena.lost)

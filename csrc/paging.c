@@ -395,6 +395,7 @@ void order_paging(int kind, int flag) {
     arena.moving = kind;
     arena.moving_since = now_ms();
     arena.reverts = 0;
+    arena.short_until = now_ns() + SHORT_NS;
     if (kind == PAGE_OUT) {
         arena.away = 1;
         arena.suspends = flag;
@@ -402,6 +403,7 @@ void order_paging(int kind, int flag) {
         arena.suspended |= flag;
     } else if (kind == PAGE_IN) {
         arena.suspends = 0;
+        arena.needed = arena.private_bytes;
         arena.keep_homes = flag;
         if (!flag)
             free_spares(UINT64_MAX);
@@ -493,6 +495,8 @@ int page_some(uint64_t most, int with_python) {
         return DONE;
     if (!with_python)
         leave_now();
+    if (arena.moving == PAGE_OUT && arena.left && !arena.suspended)
+        drop_empty(1);
     count = collect(with_python || most < CAREFUL_BYTES ? most : CAREFUL_BYTES);
     if (!count)
         return finished();

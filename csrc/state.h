@@ -20,6 +20,7 @@
 #include <string.h>
 
 #define RETURN_AFTER 3 /* boundaries at which a promoted slot was found empty before the lane's chunk comes back */
+#define SHORT_NS 10000000000u /* for so long after the service spoke of paging, it comes back at the first one */
 
 enum state {
     EMPTY,
@@ -73,6 +74,9 @@ struct arena {
     int holes;    /* a slot may have lost its backing since `back_segments` looked */
     uint64_t made_bytes; /* of the lane's chunks */
     uint64_t private_bytes, promoted_bytes, private_quota, lane_quota;
+    uint64_t needed;     /* of private bytes: with this quota it would have had to ask for no more, since it was paged out */
+    uint64_t short_until; /* nanoseconds: there is not enough memory for everybody */
+    int left;            /* it gave its lease up, and nothing of it lives where `empty_for` says so */
     uint64_t sent, received;
     int stale;           /* some slot is */
     uint64_t unanswered; /* the number of a NEW_LANE that has not been answered */
@@ -123,6 +127,7 @@ void leave_now(void);
 int clear_stale(void);
 int come_back_alone(void);
 int back_segments(void);
+void drop_empty(unsigned least);
 void obey(const struct record *record, int fd);
 
 void go_lost(void);

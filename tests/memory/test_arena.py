@@ -29,7 +29,7 @@ class Played:
 
     def __init__(self) -> None:
         self.page = PAGE
-        for word in range(1, 32):
+        for word in range(1, len(PAGE.words)):
             PAGE.words[word] = 0
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ours.settimeout(5)

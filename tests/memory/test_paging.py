@@ -74,6 +74,82 @@ def test_everything_of_its_own_goes_to_the_host_and_comes_back(pair):
     assert arena.resume()
 
 
+def _alternates(arena, played) -> tuple[int, int]:
+    """Two blocks of the lane, each in slots of its own; the first was alive at one boundary, the second at the next."""
+    first, second = (arena.alloc("lane", 4 * MIB) for _ in range(2))
+    assert arena.yield_([(first, 4 * MIB)]) and arena.resume()
+    write(second, 4 * MIB, 5)
+    assert arena.yield_([(second, 4 * MIB)])
+    return first, second
+
+
+def test_what_was_promoted_and_is_empty_does_not_go_to_the_host(pair):
+    arena, played = pair
+    first, second = _alternates(arena, played)
+    assert played.page.words[Word.PRIVATE_BYTES] == played.page.words[Word.NEEDED_BYTES] == 8 * MIB
+    played.hear()
+    played.send(Record(Kind.PAGE_OUT))
+    page(arena)
+    said = played.hear()
+    assert [record.kind for record in said] == [Kind.DROP, Kind.DROP, Kind.PAGED]
+    assert played.page.words[Word.OUT_BYTES] == played.page.words[Word.PRIVATE_BYTES] == 4 * MIB
+    assert played.page.words[Word.NEEDED_BYTES] == 4 * MIB, "it will come back with that"
+    assert holds(second, 4 * MIB, 5)
+    played.send(Record(Kind.PAGE_IN))
+    page(arena)
+    assert arena.resume(), "what was dropped is backed again, by the lane"
+    write(first, 4 * MIB, 6)
+    assert holds(first, 4 * MIB, 6) and holds(second, 4 * MIB, 5)
+
+
+def test_what_is_empty_stays_while_the_job_may_use_it_again(pair):
+    """It left nothing: it runs, and waits for memory in the middle of an iteration."""
+    arena, played = pair
+    first, _ = _alternates(arena, played)
+    played.send(Record(Kind.QUOTA, 0, 8 * MIB, 8 * MIB))
+    assert arena.resume()
+    write(first, 4 * MIB, 7)
+    played.hear()
+    waits = threading.Thread(target=lambda: arena.alloc("private", 4 * MIB))
+    waits.start()
+    assert slots.unpack(played.ours.recv(1 << 16))[0].kind == Kind.WANT
+    played.send(Record(Kind.PAGE_OUT, 0, 1))
+    assert kinds(slots.unpack(played.ours.recv(1 << 16))) == [(Kind.PAGED, Kind.PAGE_OUT, 1)]
+    played.send(Record(Kind.PAGE_IN), Record(Kind.QUOTA, 0, *EVERYTHING))
+    assert kinds(slots.unpack(played.ours.recv(1 << 16))) == [(Kind.PAGED, Kind.PAGE_IN, 1)]
+    played.send(Record(Kind.RESUME))
+    waits.join(5)
+    assert holds(first, 4 * MIB, 7)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_where_memory_is_short_what_is_empty_makes_room_for_what_is_promoted(short):
+    """So that a job whose gradients are now here, now there needs no more than one set of them."""
+    arena, played = opened((4 * MIB, 1 << 30))
+    first, second = (arena.alloc("lane", 4 * MIB) for _ in range(2))
+    assert arena.yield_([(first, 4 * MIB)])
+    played.hear()
+    if short:
+        played.send(Record(Kind.PREPARE))
+    assert arena.resume()
+    write(second, 4 * MIB, 5)
+    left: list[bool] = []
+    leaves = threading.Thread(target=lambda: left.append(arena.yield_([(second, 4 * MIB)])))
+    leaves.start()
+    said = slots.unpack(played.ours.recv(1 << 16))
+    if not short:
+        assert [record.kind for record in said] == [Kind.WANT], "it needs both for a while"
+        played.send(Record(Kind.QUOTA, 0, *EVERYTHING))
+    leaves.join(5)
+    assert left == [True]
+    played.hear()
+    assert played.page.words[Word.PRIVATE_BYTES] == (4 if short else 8) * MIB
+    assert played.page.words[Word.NEEDED_BYTES] == (4 if short else 8) * MIB
+    assert arena.resume() and holds(second, 4 * MIB, 5)
+    arena.close()
+    played.close()
+
+
 def test_host_memory_is_kept_for_the_next_time_if_the_service_says_so(pair):
     arena, played = pair
     address = arena.alloc("private", 8 * MIB)

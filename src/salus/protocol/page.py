@@ -80,6 +80,8 @@ class Word(IntEnum):
     CAME_NS = 27
     PASSED = 31
     """Twice the ticket with which the lease was passed on, and 1 more if the job wants another."""
+    NEEDED_BYTES = 33
+    """Of PRIVATE_BYTES: with so much it would have had to ask for no more since it was last paged out."""
 
 
 BATONS = SIZE_BYTES // 8

@@ -128,6 +128,8 @@ class Pager:
                 log.warning("job %s could not be paged out", job.job_id)
             elif job.link.suspended:
                 self._live.lease_went_with(job)
+            else:
+                self._live.sizes.went_out(job)
             self._live.handle(ev.PageOutFinished(job.job_id) if done else ev.PageOutFailed(job.job_id))
             # One that stepped aside to grow, and never asked for a lease, still waits for its memory.
             self._live.sizes.wanted(job)

@@ -141,6 +141,19 @@ class Sizes:
         else:
             self._live.handle(ev.MemoryWanted(job.job_id, footprint))
 
+    def went_out(self, job: LiveJob) -> None:
+        """Its memory is on the host: it will come back with what it needed lately, or was declared, and no more.
+
+        It may have been given more than it asked for, and has let go of what was empty.
+        """
+        core = self._live.scheduler.jobs[job.job_id]
+        if job.page is None or job.link is None or job.link.suspended or core.wanted is not None:
+            return
+        needed = max(job.page.words[Word.NEEDED_BYTES], job.page.words[Word.PRIVATE_BYTES])
+        persistent = max(needed, job.asked.persistent_bytes or 0)
+        if persistent + NOTABLE_BYTES <= core.footprint.persistent_bytes:
+            self._live.handle(ev.FootprintChanged(job.job_id, replace(core.footprint, persistent_bytes=persistent)))
+
     def _may_grow(self, job: LiveJob) -> bool:
         """Where not everybody could be paged out, jobs of unknown size are measured one at a time.
 

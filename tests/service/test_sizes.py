@@ -1,0 +1,64 @@
+"""What a job is held to need, from what it says and what is seen of it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from salus.core import events as ev
+from salus.core.model import Footprint
+from salus.protocol import messages as msg
+from salus.protocol.page import Page, Word
+from salus.service.job import LiveJob
+from salus.service.sizes import NOTABLE_BYTES, Sizes
+
+GIB = 1 << 30
+
+
+def after_page_out(needed: int, private: int, declared: int | None, **other: Any) -> int | None:
+    """The persistent memory that the core is told of, of a job that it holds to need 6 GiB; None: nothing."""
+    told: list[Any] = []
+    core = SimpleNamespace(footprint=Footprint(6 * GIB, 2 * GIB, GIB), wanted=other.get("wanted"))
+    live: Any = SimpleNamespace(
+        device=SimpleNamespace(gpu=None), scheduler=SimpleNamespace(jobs={"1": core}), handle=told.append
+    )
+    asked = msg.Register("job", ["python"], "/", persistent_bytes=declared)
+    job = LiveJob("1", "token", 0, asked, "key", 0.0, None, live)
+    job.page, job.page_descriptor = Page.create()
+    job.link = SimpleNamespace(suspended=other.get("suspended", False), close=lambda: None)  # type: ignore[assignment]
+    job.page.words[Word.NEEDED_BYTES], job.page.words[Word.PRIVATE_BYTES] = needed, private
+
+    async def run() -> None:
+        Sizes(live, None).went_out(job)  # type: ignore[arg-type]
+
+    asyncio.run(run())
+    job.close()
+    if not told:
+        return None
+    (event,) = told
+    assert isinstance(event, ev.FootprintChanged)
+    assert (event.footprint.ephemeral_bytes, event.footprint.internal_bytes) == (2 * GIB, GIB)
+    return event.footprint.persistent_bytes
+
+
+@pytest.mark.parametrize(
+    ("needed", "private", "declared", "left"),
+    [
+        (5 * GIB, 4 * GIB, None, 5 * GIB),
+        (4 * GIB, 5 * GIB, None, 5 * GIB),
+        (4 * GIB, 4 * GIB, 5 * GIB, 5 * GIB),
+        (6 * GIB - NOTABLE_BYTES // 2, 4 * GIB, None, None),
+        (7 * GIB, 4 * GIB, None, None),
+    ],
+)
+def test_a_job_comes_back_from_the_host_with_what_it_needed_or_was_declared(needed, private, declared, left):
+    assert after_page_out(needed, private, declared) == left
+
+
+def test_one_that_waits_for_more_or_was_stopped_halfway_is_not_held_to_need_less():
+    assert after_page_out(GIB, GIB, None) == GIB
+    assert after_page_out(GIB, GIB, None, wanted=Footprint(7 * GIB, 2 * GIB)) is None
+    assert after_page_out(GIB, GIB, None, suspended=True) is None
