@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -199,6 +200,47 @@ def test_an_exception_that_an_outer_step_catches_leaves_it_one_iteration(watched
     optimizer.fail = True
     train(model, optimizer, 3)
     watched.expect(3, boundaries=3)
+
+
+class Around(torch.optim.SGD):
+    """An optimizer that lets another step, and has something to do after that."""
+
+    def __init__(self, inner, watched):
+        super().__init__([torch.zeros(1, requires_grad=True)], lr=0.1)
+        self.inner, self.watched = inner, watched
+
+    def step(self, closure=None):
+        self.inner.step()
+        self.watched.note("inner is done")
+        return super().step(closure)
+
+
+def test_an_optimizer_around_another_is_one_iteration_a_step(watched):
+    model = mlp()
+    optimizer = Around(torch.optim.SGD(model.parameters(), lr=0.1), watched)
+    train(model, optimizer, 3)
+    watched.expect(3, boundaries=3)
+    assert watched.lease.story == ["begin", "inner is done", "end 1"] * 3
+
+
+def test_steps_in_two_threads_at_once_are_both_boundaries(watched):
+    """The second lies within no other, although the first is still running."""
+    models = [mlp(), mlp()]
+    other = torch.optim.SGD(models[1].parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(models[0].parameters(), lr=0.1)
+
+    def closure():
+        thread = threading.Thread(target=train, args=(models[1], other, 1))
+        thread.start()
+        thread.join()
+        watched.note("the other is done")
+        return
+
+    train(models[0], optimizer, 1)
+    optimizer.step(closure)
+    train(models[0], optimizer, 1)
+    watched.expect(2, boundaries=3)
+    assert watched.lease.story[2:] == ["begin", "end 0", "the other is done", "begin", "end 1"]
 
 
 def test_an_exception_in_a_forward_propagates_and_the_next_step_ends_the_iteration(watched):

@@ -22,17 +22,18 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable
+from sys import _getframe
 from threading import get_ident
 from types import FunctionType
 from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
+from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
-from salus.adaptors.iterations import NONE, TRAINING, Iterations, Outermost, is_running, set_installed
+from salus.adaptors.iterations import NONE, TRAINING, Iterations, is_running, set_installed
 from salus.adaptors.torch_memory import TorchMemory
 from salus.client.say import say
 
@@ -66,8 +67,11 @@ class Watch:
         self._memory = memory
         self.active = False
         self._undo: list[Callable[[], None]] = []
-        self._steps = Outermost()
+        self._step_began = False  # and has not ended, or it raised
+        self._step_code: Any = None  # of the function of torch's that calls the hooks around a step
+        self._steps_nest = False  # or have raised, or run in several threads: only the stack tells which is outermost
         self._steps_taken = 0
+        self._makes_state = False  # the step that runs
         self._optimizers: list[ReferenceType[Any]] = []
         self._looking: Any = None  # torch's dictionary of forward pre-hooks
         self._key = 0  # ours in that dictionary, and in a module's own while its call is followed
@@ -144,10 +148,10 @@ class Watch:
         if is_compiling() or not self.active:
             return
         try:
-            if not (module._parameters or module._modules or module._buffers):
+            if not (module._modules or module._parameters or module._buffers):
                 return
-            frame = sys._getframe(1)
-            if self._forward_began(module, module.training, frame):
+            if self._forward_began(module, module.training):
+                frame = _getframe(1)
                 # As register_forward_hook does, for a seventh of its time. Torch looks at these after the forward ran.
                 module._forward_hooks[self._key] = _after_forward
                 module._forward_hooks_always_called[self._key] = True
@@ -172,10 +176,12 @@ class Watch:
         except Exception as error:
             self.iterations.fail(error)
 
-    def _forward_began(self, module: Any, training: bool, frame: Any) -> bool:
-        followed = self.iterations.forward(module, training, torch.is_grad_enabled(), self._steps.running(frame))
+    def _forward_began(self, module: Any, training: bool) -> bool:
+        iterations = self.iterations
+        stepping = self._step_began and self._is_in_step(_getframe(1))
+        followed = iterations.forward(module, training, is_grad_enabled(), stepping)
         self._ignore_forwards()
-        if self.iterations.kind is NONE:
+        if iterations.kind is NONE:
             self._look()  # another thread ended it meanwhile
         return followed
 
@@ -247,7 +253,7 @@ class Watch:
         if self._looking is not None and self._key not in self._looking:
             return False
         module = compiled if module_ref is None else module_ref()
-        return self._forward_began(module, getattr(module, "training", True), sys._getframe(1))
+        return self._forward_began(module, getattr(module, "training", True))
 
     def _compiled_step_ended(self, optimizer: ReferenceType[Any]) -> None:
         stepped = optimizer()
@@ -273,7 +279,11 @@ class Watch:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not self.active:
                 return original(*args, **kwargs)
-            self._guarded(self.iterations.backward_began)
+            iterations = self.iterations
+            try:
+                iterations.backward_began()
+            except Exception as error:
+                iterations.fail(error)
             kept = True
             try:
                 result = original(*args, **kwargs)
@@ -281,14 +291,14 @@ class Watch:
                 kept = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
                 return result
             finally:
-                self._guarded(self._backward_ended, not kept)
+                try:
+                    iterations.backward_ended(not kept)
+                    if iterations.kind is TRAINING:
+                        self._look()
+                except Exception as error:
+                    iterations.fail(error)
 
         return backward
-
-    def _backward_ended(self, graph_is_gone: bool) -> None:
-        self.iterations.backward_ended(graph_is_gone)
-        if self.iterations.kind is TRAINING:
-            self._look()
 
     # Steps.
 
@@ -319,13 +329,18 @@ class Watch:
         if is_compiling() or not self.active:
             return
         try:
-            # The frame that calls both hooks is the step's own; one inside it is a subclass that calls super().step().
-            if self._steps.enter(sys._getframe(1)):
-                self.iterations.step_began()
-                # With a closure the forward runs inside the step, and that is no state of the optimizer's.
-                closure = len(args) > 1 or "closure" in kwargs
-                if self._memory is not None and not optimizer.state and not closure:
-                    self._memory.first_step_began()
+            if self._step_began:
+                self._steps_nest = True
+            elif self._step_code is None:
+                self._step_code = _getframe(1).f_code
+            self._step_began = True
+            self.iterations.step_began()
+            memory = self._memory
+            # With a closure the forward runs inside the step, and that is no state of the optimizer's.
+            closure = len(args) > 1 or "closure" in kwargs
+            if memory is not None and memory.active and not closure and not optimizer.state:
+                memory.first_step_began()
+                self._makes_state = True
         except Exception as error:
             self.iterations.fail(error)
 
@@ -333,14 +348,27 @@ class Watch:
         if is_compiling() or not self.active:
             return
         try:
-            if self._steps.leave(sys._getframe(1)):
-                self._steps_taken += 1
-                if self._memory is not None:
-                    self._memory.first_step_ended(self.iterations.kind is not NONE)
-                if not _capturing():
-                    self.iterations.step_ended(optimizer)
+            if self._steps_nest and self._is_in_step(_getframe(2)):
+                return  # of a subclass that calls super().step(), or of an optimizer around this one
+            self._step_began = False
+            self._steps_taken += 1
+            memory = self._memory
+            if self._makes_state:
+                self._makes_state = False
+                if memory is not None and self.iterations.kind is not NONE:
+                    memory.first_step_ended()
+            if (memory is not None and not memory.gpu_is_used) or not _capturing():
+                self.iterations.step_ended(optimizer)
         except Exception as error:
             self.iterations.fail(error)
+
+    def _is_in_step(self, frame: Any) -> bool:
+        """Does this frame lie within the step of an optimizer?"""
+        while frame is not None:
+            if frame.f_code is self._step_code:
+                return True
+            frame = frame.f_back
+        return False
 
     def _install_scaler(self) -> None:
         from torch.amp.grad_scaler import GradScaler
@@ -378,7 +406,7 @@ class Watch:
 def _after_forward(module: Any, _args: Any, _result: Any) -> None:
     """The hook on one module during one call. A plain function, so that the module can still be copied and pickled."""
     if _watch is not None and not is_compiling():
-        _watch.after_forward(module, sys._getframe(1))
+        _watch.after_forward(module, _getframe(1))
 
 
 class _Token:

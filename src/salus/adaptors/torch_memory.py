@@ -9,8 +9,8 @@ slot.
 
 Left alone: CUDA graphs and their pools, which torch allocates elsewhere; they count as internal memory.
 
-All private calls of torch are in `_Torch`. If one is missing, lane sharing is off for this job, which is said once; it
-still takes its turns. Nothing here raises into the script.
+All private calls of torch are in `_Torch` and `TorchMemory._route`. If one is missing, lane sharing is off for this
+job, which is said once; it still takes its turns. Nothing here raises into the script.
 """
 
 from __future__ import annotations
@@ -66,15 +66,6 @@ class _Torch:
             if "cudaMallocAsync" in settings or "expandable_segments:True" in settings:
                 return f"{name} asks for another allocator ({settings})"
         return None
-
-    @staticmethod
-    def begin(device: int, pool: Pool) -> None:
-        _C._cuda_beginAllocateToPool(device, pool.id)
-
-    @staticmethod
-    def end(device: int, pool: Pool) -> None:
-        _C._cuda_endAllocateToPool(device, pool.id)
-        _C._cuda_releasePool(device, pool.id)
 
     @staticmethod
     def lives(device: int, pool: Pool, addresses: set[int]) -> bool:
@@ -158,7 +149,10 @@ class TorchMemory:
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
-        self._active = False
+        self.active = False
+        """The script uses the GPU, and its memory is sorted."""
+        self.gpu_is_used = True
+        """Or may be, for all that is known."""
         self._poison = os.environ.get("SALUS_POISON") == "1"
         self._routed: Pool | None = None
         """The pool that allocations go to."""
@@ -172,12 +166,15 @@ class TorchMemory:
         """Waits until the script uses the GPU."""
         why_not = _Torch.why_not()
         if why_not is not None:
-            if _cuda.is_available():
+            self.gpu_is_used = bool(_cuda.is_available())
+            if self.gpu_is_used:
                 say(f"{why_not}; this job shares the GPU by turns, not its memory")
             return
+        self.gpu_is_used = False
         _cuda._lazy_call(self._gpu_is_in_use)
 
     def _gpu_is_in_use(self) -> None:
+        self.gpu_is_used = True
         try:
             backend = _cuda.get_allocator_backend()
             if backend != "native":
@@ -193,7 +190,7 @@ class TorchMemory:
             pools = [*(_cuda.MemPool(allocator) for allocator in self._allocators), _cuda.MemPool()]
             self._private, self._lane, self._nothing = (Pool(pool, pool.id) for pool in pools)
             self._route(self._private)
-            self._active = True
+            self.active = True
         except Exception as error:
             say(f"memory cannot be shared ({type(error).__name__}: {error}); this job shares the GPU by turns")
 
@@ -213,12 +210,12 @@ class TorchMemory:
     def will_yield(self) -> None:
         """Lets torch walk over all its blocks in vain: when it looks for what lives in the lane, they are cached."""
         with contextlib.suppress(Exception):
-            if self._active:
+            if self.active:
                 _Torch.lives(self._device, self._nothing, set())
 
     def leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
         try:
-            if not self._active:
+            if not self.active:
                 self._arena.wait()
                 return LEFT, time.monotonic_ns()
             if self._trace is not None:
@@ -259,7 +256,7 @@ class TorchMemory:
 
     def after_grant(self) -> bool:
         self._mark("seen")
-        brought = not self._active or self._arena.resume(poison=self._poison)
+        brought = not self.active or self._arena.resume(poison=self._poison)
         self._mark("ours")
         return brought
 
@@ -268,7 +265,7 @@ class TorchMemory:
             self._arena.wait()
 
     def detach(self) -> bool:
-        return not self._active or self._arena.detach()
+        return not self.active or self._arena.detach()
 
     def where(self) -> tuple[bool, bool]:
         return self._arena.where()
@@ -285,30 +282,29 @@ class TorchMemory:
     # For the adaptor.
 
     def iteration_began(self) -> None:
-        if self._active:
-            self._route(self._lane)
+        self._route(self._lane)
 
     def iteration_ended(self) -> None:
-        if self._active:
-            self._route(self._private)
+        self._route(self._private)
 
     def first_step_began(self) -> None:
         """The optimizer is about to make its state."""
-        if self._active and self._routed is self._lane:
+        if self._routed is self._lane:
             self._route(self._private)
 
-    def first_step_ended(self, iterating: bool) -> None:
-        if self._active and iterating:
-            self._route(self._lane)
+    def first_step_ended(self) -> None:
+        self._route(self._lane)
 
     def _route(self, pool: Pool | None) -> None:
-        if self._routed is pool:
+        before, device = self._routed, self._device
+        if before is pool:
             return
-        if self._routed is not None:
-            _Torch.end(self._device, self._routed)
+        if before is not None:
+            _C._cuda_endAllocateToPool(device, before.id)
+            _C._cuda_releasePool(device, before.id)
             self._routed = None
         if pool is not None:
-            _Torch.begin(self._device, pool)
+            _C._cuda_beginAllocateToPool(device, pool.id)
             self._routed = pool
 
     def _reclaim(self) -> None:
@@ -338,9 +334,11 @@ class RoutedLease:
 
     def begin(self) -> None:
         self._lease.begin()
-        self._memory.iteration_began()
+        if self._memory.active:
+            self._memory.iteration_began()
 
     def end(self, iterations: int = 1) -> None:
         # In this order: after the end somebody else may run in the lane.
-        self._memory.iteration_ended()
+        if self._memory.active:
+            self._memory.iteration_ended()
         self._lease.end(iterations)
