@@ -2,8 +2,8 @@
 
     python train.py KIND ITERATIONS [--block N] [--go FILE]
 
-Prints one line of JSON: all losses, exactly, and the seconds of each iteration. With --block it says "block" before
-every block of iterations and waits for a line of input; with --go it waits for a file.
+Prints one line of JSON: all losses, exactly, the seconds of each iteration, and when the first one began. With --block
+it says "block" before every block of iterations and waits for a line of input; with --go it waits for a file.
 """
 
 from __future__ import annotations
@@ -433,7 +433,8 @@ def main() -> None:
     seconds = list(times())
     values = [loss.double().flatten().tolist() for loss in losses]
     peak = torch.cuda.max_memory_allocated()
-    print(json.dumps({"losses": values, "seconds": seconds, "peak_bytes": peak}), file=out, flush=True)
+    told = {"losses": values, "seconds": seconds, "began_s": began[0], "peak_bytes": peak}
+    print(json.dumps(told), file=out, flush=True)
 
 
 if __name__ == "__main__":

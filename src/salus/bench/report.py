@@ -194,6 +194,7 @@ def _shares(found: dict[str, Any]) -> list[Verdict]:
 
 def _faults(found: dict[str, Any]) -> list[Verdict]:
     large, kills = found["faults"]["too large"], found["faults"]["kills"]
+    slower = large["neighbours_slower_by"]
 
     def told(what: str, good: bool, yes: str, no: str) -> Verdict:
         return what, yes if good else no, yes, good
@@ -201,6 +202,12 @@ def _faults(found: dict[str, Any]) -> list[Verdict]:
     return [
         told("one that needs more than the GPU", large["out_of_memory"], "out of memory", "something else"),
         told("its neighbours' losses", large["neighbours_same"], "the same", "changed"),
+        (
+            "an iteration of theirs after it, to before",
+            "not seen" if slower is None else f"{slower:.3f}",
+            "at most 1.05",
+            slower is not None and slower <= 1.05,
+        ),
         told(f"survivors' losses after {kills['kills']} kills", kills["survivors_same"], "the same", "changed"),
         told("GPU memory after them", kills["left_mib"] <= 0, "all of it is back", f"{kills['left_mib']} MiB are left"),
     ]
