@@ -28,11 +28,11 @@ from salus.bench.sharing import jain
 from salus.client.connection import ServiceConnection
 from salus.service.gpu import Nvml
 from salus.service.journal import leases
-from tests.gpu.jobs import START_LIMIT_S, command, result_of, says_ready
+from tests.gpu.jobs import START_LIMIT_S, TIMEOUT_S, command, result_of, says_ready
 
 JOBS = 8
 CAPACITY = "16GiB"
-NEEDS = ("--persistent", "4.3GiB", "--ephemeral", "2.1GiB")
+NEEDS = ("--persistent", "4.1GiB", "--ephemeral", "1.6GiB")
 KILLS = 30
 UNDISTURBED_S, WARM_UP_S = 5.0, 1.0
 AS_FAST = 1.05
@@ -240,21 +240,23 @@ def shares(seconds: float = 45.0) -> dict[str, Any]:
 
 
 def faults() -> dict[str, Any]:
-    found = {"too large": _too_large(), "kills": _kills()}
-    for name, row in found.items():
-        print(name, row, flush=True)
+    found: dict[str, Any] = {}
+    for name, part in (("too large", _too_large), ("kills", _kills)):
+        found[name] = part()
+        print(name, found[name], flush=True)
     return {**found, "passed": all(row["passed"] for row in found.values())}
 
 
 def _too_large() -> dict[str, Any]:
-    """One job wants more than there is; its neighbours compute what they always do, and are as fast after it as before.
+    """One job wants more than there is; its neighbours compute what they always do, as fast as before it came.
 
-    Both speeds are those of the same processes. While it is there it has its share of the GPU, as any other job.
+    Both speeds are those of the same processes. It takes what is free, waits for more, and gets its error when it has
+    all there is: with this policy's patience, when they are done.
     """
     iterations = 4000
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     bare = result_of(subprocess.Popen(command("vae", iterations), **pipes))
-    with OwnService("--capacity", "6GiB", "--policy", "fair") as service:
+    with OwnService("--capacity", "6GiB", "--policy", "fair") as service, ThreadPoolExecutor() as pool:
         go, late = (service.socket.parent / name for name in ("go", "go-late"))
         neighbours = [
             service.run(command("vae", iterations, "--go", str(go)), "--name", f"n{number}") for number in range(2)
@@ -263,30 +265,32 @@ def _too_large() -> dict[str, Any]:
         for job in (*neighbours, greedy):
             says_ready(job, time.monotonic() + START_LIMIT_S)
         go.touch()
+        results = [pool.submit(result_of, job) for job in neighbours]
         time.sleep(UNDISTURBED_S)
         came = time.monotonic()
         late.touch()
-        errors = greedy.communicate(timeout=200)[1]
+        errors = greedy.communicate(timeout=TIMEOUT_S)[1]
         went = time.monotonic()
-        told = [result_of(job) for job in neighbours]
+        told = [result.result() for result in results]
     out_of_memory = "OutOfMemoryError" in errors
     same = all(one.get("losses") == bare.get("losses") for one in told)
     speeds = _iteration_s(told, came, went)
-    after = speeds["after"] / speeds["before"] if speeds["before"] and speeds["after"] else None
+    ratios = [speeds[when] / speeds["before"] for when in ("beside", "after") if speeds["before"] and speeds[when]]
+    slower = max(ratios, default=None)
     return {
         "out_of_memory": out_of_memory,
         "neighbours_same": same,
         "neighbours_iteration_s": speeds,
         "seconds_beside_it": went - came,
-        "neighbours_slower_by": after,
+        "neighbours_slower_by": slower,
         "said": errors.strip().splitlines()[-1:],
         "failed": [one["failed"] for one in [bare, *told] if "failed" in one],
-        "passed": out_of_memory and same and after is not None and after <= AS_FAST,
+        "passed": out_of_memory and same and slower is not None and slower <= AS_FAST,
     }
 
 
 def _iteration_s(told: list[dict[str, Any]], came: float, went: float) -> dict[str, float | None]:
-    """How long an iteration took, at the median: before a third job came, while it was there, and after it went.
+    """How long an iteration took, at the median: before another job came, while it was there, and after it went.
 
     Only while both neighbours run: the one that is left at the end has the GPU to itself.
     """

@@ -203,7 +203,7 @@ def _faults(found: dict[str, Any]) -> list[Verdict]:
         told("one that needs more than the GPU", large["out_of_memory"], "out of memory", "something else"),
         told("its neighbours' losses", large["neighbours_same"], "the same", "changed"),
         (
-            "an iteration of theirs after it, to before",
+            "an iteration of theirs, to before it came",
             "not seen" if slower is None else f"{slower:.3f}",
             "at most 1.05",
             slower is not None and slower <= 1.05,
