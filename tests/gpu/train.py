@@ -280,7 +280,7 @@ def large() -> Step:
 
     Its step takes little beside that: eight contexts take 5 of the 16 GiB, and two of these are to fit in what is left.
     """
-    return linear(8000, layers=4, batch=256, foreach=False)
+    return linear(8512, layers=4, batch=256, foreach=False)
 
 
 def sized(width: int) -> Step:
