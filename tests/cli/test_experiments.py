@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from salus.bench import report, switch_gpu
+from salus.bench import hooks, report, switch, switch_gpu
 from salus.bench.experiment import Job, Ran, Settings, Steps, at_once, one_by_one
 from salus.bench.experiments import fairness, jct, memory, overhead, packed, paging, preemption
 from salus.errors import RequestRejected
@@ -111,16 +111,30 @@ def test_the_simulator_is_asked_about_the_same_jobs():
     ran = [Ran(job.name, 0.0, [1.0]) for job in jobs]
     whole, half = dict.fromkeys(("long", "short")), dict.fromkeys(("long", "short"), 0.5)
     # First come, first served: the short one waits for nine seconds.
-    assert jct._simulated(jobs, ran, "fifo", whole, SETTINGS) == pytest.approx((10 + 10) / 2, rel=0.02)
-    assert jct._simulated(jobs, ran, "srtf", whole, SETTINGS) == pytest.approx((11 + 1) / 2, rel=0.02)
+    assert jct._simulated(jobs, ran, "fifo", whole, 1.0, SETTINGS) == pytest.approx((10 + 10) / 2, rel=0.02)
+    assert jct._simulated(jobs, ran, "srtf", whole, 1.0, SETTINGS) == pytest.approx((11 + 1) / 2, rel=0.02)
     row = {"persistent_bytes": GIB, "ephemeral_bytes": GIB, "internal_bytes": GIB, "utilization": None}
     seen = [replace(one, row=row) for one in ran]
     small = Settings("cuda", capacity="6GiB")
-    assert jct._simulated(jobs, seen, "pack", half, small) == pytest.approx((10 + 1) / 2, rel=0.02), "side by side"
-    assert jct._simulated(jobs, seen, "pack", whole, small) == pytest.approx((11 + 2) / 2, rel=0.02), (
+    assert jct._simulated(jobs, seen, "pack", half, 1.0, small) == pytest.approx((10 + 1) / 2, rel=0.02), "side by side"
+    assert jct._simulated(jobs, seen, "pack", whole, 1.0, small) == pytest.approx((11 + 2) / 2, rel=0.02), (
         "at half the speed"
     )
-    assert jct._simulated(jobs, [ran[0], replace(ran[1], failed="died")], "fifo", whole, SETTINGS) is None
+    assert jct._simulated(jobs, [ran[0], replace(ran[1], failed="died")], "fifo", whole, 1.0, SETTINGS) is None
+
+
+def test_what_jobs_get_done_side_by_side_is_taken_from_the_side_without_salus():
+    """Ten seconds and ten seconds at once: in twenty with no loss and no gain, in sixteen if they fill gaps."""
+    jobs = [Job(name, "tiny", 1, 100, 0.0, alone_s=10.0) for name in "ab"]
+    loads = dict.fromkeys("ab")
+
+    def found(seconds: float, failed: int = 0) -> float:
+        return jct._side_by_side(jobs, loads, {"avg_jct_s": seconds, "failed": failed})
+
+    assert found(20.0) == pytest.approx(1.0, abs=0.01)
+    assert found(16.0) == pytest.approx(1.25, abs=0.01)
+    assert found(25.0) == pytest.approx(0.8, abs=0.01)
+    assert found(16.0, failed=1) == 1.0, "those that ran are not all"
 
 
 def test_memory_that_is_shared_by_mps_and_by_salus_is_told_in_jobs_that_fit():
@@ -252,7 +266,25 @@ def test_a_hand_over_on_a_gpu_is_from_idle_to_ours_between_two_jobs():
     assert (found["median_us"], found["max_us"]) == (50.0, 100.0), "50 where the GPU had to be waited for"
     assert found["parts_us"]["idle to sorted"] == 10.0, "of those in which the GPU was idle"
     assert found["parts_us"]["promoted to waited"] == 30.0 and found["parts_us"]["seen to ours"] == 20.0
+    assert (found["busy_us"][0], found["busy_us"][-1]) == (0.0, 50.0)
     assert switch_gpu.hand_overs([trace[:60] for trace in traces]) is None, "those are too few"
     rows = switch_gpu.verdicts({"sides": {"every boundary": found}})
     assert [row[3] for row in rows] == [True, True, True]
     assert "seen to ours 20" in rows[-1][1]
+
+
+def test_what_hooks_add_is_compared_round_by_round():
+    """The machine gets slower by half in the middle, and one round is disturbed; what is added shows all the same."""
+    bare = [0.004] * 50 + [0.006] * 50
+    told = {"bare": bare, "salus": [seconds + 0.00003 for seconds in bare]}
+    told["salus"][70] += 1.0
+    found = hooks.compare(told)
+    assert found["added_us"] == pytest.approx(30) and found["error_us"] < 1
+    (row,) = hooks.verdicts({"models": {"lstm": found}})
+    assert row[1:] == ("30 ± 0 us of 5000 us, 0.60%", "at most 1%", True)
+
+
+def test_a_ratio_is_told_with_its_error():
+    assert switch.trimmed_mean([1.0] * 9 + [100.0]) == 1.0
+    assert switch.standard_error([0.9, 1.1] * 50) == pytest.approx(0.1 / 80**0.5, rel=0.02)
+    assert switch.standard_error([1.0]) == float("inf")

@@ -139,3 +139,58 @@ def test_a_job_that_dies_in_mid_iteration_while_stalled_hurts_nobody():
     world.answer_all()
     assert world.running() == ["b"]
     assert world.scheduler.free_bytes == 10 * GIB
+
+
+def test_a_job_that_wants_more_between_iterations_displaces_nobody_who_runs():
+    """One that loads its model, say. A newcomer of known size would wait as well, for as long as the policy says."""
+    world = World(policy="fair")
+    world.arrive("runs", footprint(6, 2))
+    world.arrive("loads", footprint(2, 0), ready=False)
+    assert kinds(world.measure("loads", footprint(9, 0))) == ["SetTimer"]
+    assert world.scheduler.explain("loads").reason is WaitReason.GROWTH
+    world.now = 10.0
+    world.iterate("runs")
+    assert world.running() == ["runs"] and not world.places["runs"].revoked
+    while not world.places["runs"].revoked:
+        assert world.timer_s is not None and world.now < 1800
+        world.fire_timer()
+    assert world.now >= 1800
+    world.iterate("runs")
+    world.answer_all()
+    assert world.scheduler.jobs["loads"].wanted is None, "patience has an end"
+
+
+def test_a_job_that_wants_more_between_iterations_takes_the_memory_of_one_that_is_idle():
+    world = World(policy="fair")
+    world.arrive("runs", footprint(1, 1))
+    world.arrive("idle", footprint(6, 2), ready=False)
+    world.arrive("loads", footprint(2, 0), ready=False)
+    world.measure("loads", footprint(9, 0))
+    assert world.scheduler.jobs["idle"].phase is Phase.RESIDENT
+    while world.scheduler.jobs["idle"].phase is Phase.RESIDENT and world.now < 5:
+        world.fire_timer()
+    world.answer_all()
+    assert world.scheduler.jobs["idle"].phase is Phase.PAGED_OUT
+    assert world.scheduler.jobs["loads"].wanted is None
+    assert world.running() == ["runs"], "who runs is not disturbed"
+
+
+def test_two_jobs_that_want_more_between_iterations_with_nobody_else_both_get_it():
+    world = World(policy="fair")
+    world.arrive("a", footprint(6, 0), ready=False)
+    world.arrive("b", footprint(6, 0), ready=False)
+    world.measure("a", footprint(9, 0))
+    world.answer_all()
+    world.measure("b", footprint(9, 0))
+    world.answer_all()
+    assert world.scheduler.jobs["a"].wanted is None
+    world.drain()
+
+
+def test_what_the_driver_took_for_a_job_is_made_room_for_at_once():
+    world = World(policy="fair")
+    world.arrive("runs", footprint(6, 2))
+    world.arrive("other", footprint(6, 2))
+    world.iterate("other")
+    world.measure("other", footprint(6, 2, internal=4))
+    assert world.places["runs"].revoked or world.scheduler.jobs["other"].phase is not Phase.RESIDENT

@@ -40,6 +40,13 @@ def test_jobs_in_parallel_lanes_slow_each_other_down_once_the_gpu_is_full(utiliz
     assert ends(run("pack", *jobs)) == {name: pytest.approx(10 * slower) for name in "ab"}
 
 
+@pytest.mark.parametrize(("side_by_side", "slower"), [(0.8, 2.0), (2.0, 1.0)])
+def test_what_jobs_get_done_side_by_side_is_the_hardwares(side_by_side, slower):
+    jobs = [TraceJob(name, 0.0, 100, 0.1, SMALL, utilization=0.8) for name in "ab"]
+    assert ends(run("pack", *jobs, side_by_side=side_by_side)) == {name: pytest.approx(10 * slower) for name in "ab"}
+    assert ends(run("fifo", *jobs, side_by_side=side_by_side))["a"] == pytest.approx(10), "alone it makes no difference"
+
+
 def test_a_neighbour_that_leaves_lets_the_other_speed_up_again():
     jobs = [TraceJob("a", 0.0, 100, 0.1, SMALL), TraceJob("b", 0.0, 10, 0.1, SMALL)]
     assert ends(run("pack", *jobs)) == {"b": pytest.approx(2), "a": pytest.approx(11)}

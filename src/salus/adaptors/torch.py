@@ -61,10 +61,15 @@ def uninstall() -> None:
         watch.uninstall()
 
 
+def installed() -> Watch | None:
+    """What watches this process, if anything does."""
+    return _watch
+
+
 class Watch:
     def __init__(self, iterations: Iterations, memory: TorchMemory | None = None) -> None:
         self.iterations = iterations
-        self._memory = memory
+        self.memory = memory
         self.active = False
         self._undo: list[Callable[[], None]] = []
         self._step_began = False  # and has not ended, or it raised
@@ -335,7 +340,7 @@ class Watch:
                 self._step_code = _getframe(1).f_code
             self._step_began = True
             self.iterations.step_began()
-            memory = self._memory
+            memory = self.memory
             # With a closure the forward runs inside the step, and that is no state of the optimizer's.
             closure = len(args) > 1 or "closure" in kwargs
             if memory is not None and memory.active and not closure and not optimizer.state:
@@ -352,7 +357,7 @@ class Watch:
                 return  # of a subclass that calls super().step(), or of an optimizer around this one
             self._step_began = False
             self._steps_taken += 1
-            memory = self._memory
+            memory = self.memory
             if self._makes_state:
                 self._makes_state = False
                 if memory is not None and self.iterations.kind is not NONE:

@@ -77,7 +77,16 @@ def hand_overs(traces: list[list[list[Any]]]) -> dict[str, Any] | None:
     found.sort(key=lambda one: one["ours"] - one["idle"])
     gaps = [(one["ours"] - one["idle"]) / 1000 for one in found]
     slowest = found[-max(1, len(found) // 50) :]
-    return {"count": len(gaps), **spread(gaps, "us"), "parts_us": _parts(found), "parts_of_slowest_us": _parts(slowest)}
+    return {
+        "count": len(gaps), **spread(gaps, "us"), "parts_us": _parts(found), "parts_of_slowest_us": _parts(slowest),
+        "busy_us": _busy(found), "busy_of_slowest_us": _busy(slowest),
+    }  # fmt: skip
+
+
+def _busy(found: list[dict[str, float]]) -> list[float]:
+    """For how long the GPU worked on after the job began to yield, so long the next one had to look out; sorted."""
+    busy = sorted((one["waited"] - one["yields"]) / 1000 if "yields" in one else 0.0 for one in found)
+    return busy[:: max(1, len(busy) // 20)]
 
 
 def _parts(found: list[dict[str, float]]) -> dict[str, float]:

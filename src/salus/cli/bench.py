@@ -11,6 +11,7 @@ from rich.table import Table
 
 from salus.bench import arena as arena_bench
 from salus.bench import crowd as crowd_bench
+from salus.bench import hooks as hooks_bench
 from salus.bench import machine
 from salus.bench import report as report_bench
 from salus.bench import sharing as sharing_bench
@@ -38,6 +39,9 @@ def _bench() -> None:
 def switch(
     device: Annotated[str, typer.Option(metavar="host|cuda", help="Where the jobs run.")] = "host",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as JSON.")] = None,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="With how many pairs of new processes throughput is measured; about 6 s each.")
+    ] = 60,
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the work, and no training script.")] = False,
 ) -> None:
     """Measure a boundary, a hand-over from job to job, and the throughput of one job against the bare script.
@@ -63,11 +67,31 @@ def switch(
             boundaries=200_000 // scale,
             hand_overs=2000 // scale,
             kills=20 // scale,
-            rounds=0 if quick else 9,
+            rounds=0 if quick else rounds,
         )
     _show(switch_bench.verdicts(result))
     if out is not None:
         machine.write(out, "switch", {"device": device, **result})
+
+
+@app.command()
+def hooks(
+    device: Annotated[str, typer.Option(metavar="host|cuda", help="Where the job runs.")] = "host",
+    rounds: Annotated[int, typer.Option(min=10, help="How often they are put in and taken out.")] = 400,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as JSON.")] = None,
+) -> None:
+    """Measure what Salus adds to an iteration of a job that is alone, within one process.
+
+    Example: `salus bench hooks --device host`
+    """
+    if device not in ("host", "cuda"):
+        raise RequestRejected(f"--device: {device!r} is not understood; expected host or cuda")
+    where = "cpu" if device == "host" else machine.device_to_run_on(device)
+    with progress() as say:
+        result = hooks_bench.measure(say, where, rounds)
+    _show(hooks_bench.verdicts(result))
+    if out is not None:
+        machine.write(out, "hooks", {"device": device, **machine.trained_on(where), **result})
 
 
 @app.command()

@@ -53,6 +53,10 @@ def simulate(
     ] = "auto",
     switch_cost: Annotated[str, typer.Option(metavar="TIME", help="Time lost when a lane changes hands.")] = "0.1ms",
     page_rate: Annotated[str, typer.Option(metavar="SIZE", help="Bytes paged in a second.")] = "12GB",
+    side_by_side: Annotated[
+        float,
+        typer.Option(min=0.01, help="What jobs in parallel lanes get done together, of what their utilizations allow."),
+    ] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Plot how completion times are spread.")] = None,
     timeline: Annotated[
@@ -89,6 +93,7 @@ def simulate(
         quantum_s=auto_quantum(jobs, gpus) if quantum == "auto" else parsed("--quantum", parse_duration, quantum),
         switch_s=parsed("--switch-cost", parse_duration, switch_cost),
         page_bytes_per_s=page_bytes_per_s,
+        side_by_side=side_by_side,
     )
     outcomes: dict[str, Outcome] = {}
     summaries: dict[str, Summary] = {}

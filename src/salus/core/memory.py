@@ -9,6 +9,7 @@ The way of a job through the phases of its memory:
                      leaves   PAGING_OUT --> PAGED_OUT --admit--> PAGING_IN --> RESIDENT
 
 `settle` gives memory out. Growing jobs come first: they are in the middle of an iteration and cannot be switched out.
+(Those that are not displace nobody who runs, unless the policy would let a newcomer do so.)
 Then waiting jobs, in the policy's order. A job that does not fit may displace others: jobs that have been idle for
 long, and those the policy lets it displace, the last in the order first. Displaced jobs leave their lanes (parked: no
 copy, and they come back as soon as a lane has room), and if that is not enough are paged out. Nobody is displaced
@@ -323,17 +324,12 @@ def _displace_for(st: State, job: Job, firsts: list[Entry]) -> bool:
     """Begins or goes on to make room for a waiting job; False if nobody may be, or need be, displaced for it."""
     if must_wait_to_be_measured(st, job):
         return False
-    if st.policy.rotates is not Rotation.NEVER and not st.policy.patience_s:
-        # Its answer may change as others run, and nothing else may happen that would make us ask again.
-        st.wake_at(st.now + max(st.config.quantum_s, leases.SHORTEST_TICK_S))
     same = st.policy.patience_s > 0 or job.no_room_at == (st.lanes.freed, len(st.on_gpu))
     if same and st.now < job.no_room_since + st.config.quantum_s:
         st.wake_at(job.no_room_since + st.config.quantum_s)
         return False
-    patient = st.policy.is_patient(job, st.moment)
-    if patient:
-        st.wake_at(job.since + st.policy.patience_s)
-    elif not leases.would_run(st, job, firsts):
+    patient = _is_patient(st, job)
+    if not patient and not leases.would_run(st, job, firsts):
         return False
     victims = _whom_it_may_displace(st, job, patient)
     if victims and patient and not leases.would_run(st, job, firsts):
@@ -343,6 +339,17 @@ def _displace_for(st: State, job: Job, firsts: list[Entry]) -> bool:
     # Planning is the most expensive thing done here. The same plan fails again until somebody came, went or aged; and
     # who had the patience to wait can wait for another quantum.
     job.no_room_at, job.no_room_since = (st.lanes.freed, len(st.on_gpu)), st.now
+    return False
+
+
+def _is_patient(st: State, job: Job) -> bool:
+    """Whether it waits yet before it displaces anyone who wants to run. Asks to be woken when that may be over."""
+    if st.policy.is_patient(job, st.moment):
+        st.wake_at(job.since + st.policy.patience_s)
+        return True
+    if st.policy.rotates is not Rotation.NEVER and not st.policy.patience_s:
+        # Whom it may displace changes as others run, and nothing else may happen that would make us ask again.
+        st.wake_at(st.now + max(st.config.quantum_s, leases.SHORTEST_TICK_S))
     return False
 
 
@@ -557,13 +564,19 @@ def _grow(st: State) -> bool:
 
 
 def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
-    """Everyone else may be displaced for a job that wants more. True while the others have to wait for that."""
+    """For a job that is stalled in the middle of an iteration everyone else may be displaced.
+
+    True while the others have to wait for that.
+    """
 
     def fits(table: LaneTable) -> bool:
         return _growth_bytes(table, job, wanted) <= table.free_bytes
 
     if fits(st.lanes.trial()):
         return True
+    if _can_wait(st, job, wanted):
+        victims = _whom_it_may_displace(st, job, _is_patient(st, job))
+        return bool(victims) and _make_room(st, _last_first(st, victims), fits)
     others = [other for other in st.on_gpu.values() if other is not job and _can_move(other)]
     if _make_room(st, _last_first(st, others), fits):
         return True
@@ -589,6 +602,19 @@ def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
     st.emit(RefuseGrowth(job.job_id, reason), job)
     leases.start_competing(st, job)
     return False
+
+
+def _can_wait(st: State, job: Job, wanted: Footprint) -> bool:
+    """A job that wants more between its iterations, while others run, has no more right to theirs than a newcomer has.
+
+    What the driver took for it is in use already, so for that there has to be room.
+    """
+    if job.stalled or wanted.internal_bytes > job.footprint.internal_bytes:
+        return False
+    return any(
+        other is not job and other.wanted is None and other.ready and other.lane is not None and not other.stuck
+        for other in st.on_gpu.values()
+    )
 
 
 def _can_go_on(other: Job, stalled: Job) -> bool:

@@ -2,7 +2,9 @@
 
 The scheduler is the real one; only the hardware is made up. The model:
 - A job alone needs `iteration_s` for an iteration. Jobs in parallel lanes slow each other down by the same factor once
-  their utilizations add up to more than the whole GPU: two jobs of 0.8 run 1.6 times slower.
+  their utilizations add up to more than the whole GPU: two jobs of 0.8 run 1.6 times slower. Together they get
+  `side_by_side` of that done: less than 1 where a GPU loses time between processes, more where they fill each other's
+  gaps better than their utilizations say.
 - A revoked job runs on to the end of its iteration, and runs at least one in each lease.
 - A lease that goes to another job than the last in that lane starts with `switch_s`; paging takes its bytes over
   `page_bytes_per_s`. Lanes open, close and change size in no time.
@@ -42,6 +44,7 @@ class Hardware:
     quantum_s: float = 1.0
     switch_s: float = 0.0001
     page_bytes_per_s: float = 12e9
+    side_by_side: float = 1.0
 
 
 @dataclass(slots=True)
@@ -115,11 +118,14 @@ class _Run:
 class _Gpu:
     """One GPU: its progress clock, the jobs that run, what is under way."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, side_by_side: float = 1.0) -> None:
         self.index = index
         self.now = 0.0
         self.progress = 0.0
         self.load = 0.0
+        self.slower = 1.0
+        """By this factor, than alone."""
+        self._side_by_side = side_by_side
         self.busy_s = 0.0
         self.runs: dict[JobId, _Run] = {}
         self.last_in_lane: dict[LaneId, JobId] = {}
@@ -130,13 +136,14 @@ class _Gpu:
     def advance(self, now: float) -> None:
         elapsed = now - self.now
         if elapsed > 0:
-            self.progress += elapsed / max(1.0, self.load)
+            self.progress += elapsed / self.slower
             self.busy_s += elapsed * min(1.0, self.load)
             self.now = now
 
     def set_load(self) -> None:
         # Added up anew each time: a running sum would drift.
         self.load = sum(_load(run.record.job) for run in self.runs.values())
+        self.slower = max(1.0, self.load / (self._side_by_side if len(self.runs) > 1 else 1.0))
 
     def next_s(self) -> float:
         """When the next thing happens here."""
@@ -145,7 +152,7 @@ class _Gpu:
             soonest = min(soonest, self.paging[0][0])
         if self.runs:
             point = min(run.point() for run in self.runs.values())
-            soonest = min(soonest, self.now + max(0.0, point - self.progress) * max(1.0, self.load))
+            soonest = min(soonest, self.now + max(0.0, point - self.progress) * self.slower)
         return soonest
 
 
@@ -166,7 +173,7 @@ class Simulation:
             capacity_bytes=hardware.memory_bytes, quantum_s=hardware.quantum_s, host_bytes=hardware.host_bytes
         )
         self._cluster = Cluster([Scheduler(config, policy()) for _ in range(hardware.gpus)])
-        self._gpus = [_Gpu(index) for index in range(hardware.gpus)]
+        self._gpus = [_Gpu(index, hardware.side_by_side) for index in range(hardware.gpus)]
         self._hardware = hardware
         self._records = {job.job_id: JobRecord(job) for job in jobs}
         self._done: dict[JobId, int] = dict.fromkeys(self._records, 0)

@@ -1,0 +1,52 @@
+"""What Salus adds to an iteration of a job that is alone: its hooks, put in and taken out again within one process.
+
+From one process to the next the same script differs by far more than that, so it cannot be seen between processes
+unless there are hundreds of them (`salus bench switch`). What a process has besides, under Salus, is a thread that
+sleeps.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from salus.bench.own_service import OwnService
+from salus.bench.switch import Say, finished, standard_error, trimmed_mean
+
+MODELS = ("lstm", "convnet", "transformer", "mlp")
+BLOCK = 5
+TARGET = 0.01
+"""Of an iteration."""
+
+
+def measure(say: Say, device: str, rounds: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with OwnService() as service:
+        for model in MODELS:
+            say(f"hooks in and out, {model}")
+            command = [sys.executable, "-m", "salus.bench.hooks_job", model, device, str(rounds), str(BLOCK)]
+            found[model] = compare(json.loads(finished(service.run(command)).splitlines()[-1]))
+    return {"models": found, "rounds": rounds, "block": BLOCK, "target": TARGET}
+
+
+def compare(told: Mapping[str, list[float]]) -> dict[str, float]:
+    """Round by round: whatever the machine does at the moment, it does to both."""
+    added = [with_it - without for with_it, without in zip(told["salus"], told["bare"], strict=True)]
+    return {
+        "bare_us": 1e6 * statistics.median(told["bare"]),
+        "added_us": 1e6 * trimmed_mean(added),
+        "error_us": 1e6 * standard_error(added),
+    }
+
+
+def verdicts(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """What was measured, the value, the target, and whether it was met."""
+    rows = []
+    for model, row in result["models"].items():
+        part = row["added_us"] / row["bare_us"]
+        value = f"{row['added_us']:.0f} ± {row['error_us']:.0f} us of {row['bare_us']:.0f} us, {part:.2%}"
+        rows.append((f"{model}, added to an iteration", value, f"at most {TARGET:.0%}", part <= TARGET))
+    return rows
