@@ -350,7 +350,7 @@ int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, i
     arena.reserved = rounded(reserve);
     arena.private_quota = arena.lane_quota = arena.private_bytes = arena.promoted_bytes = arena.made_bytes = 0;
     arena.lost = arena.refused = arena.stale = arena.left = 0;
-    arena.needed = arena.short_until = 0;
+    arena.needed = arena.live_most = arena.short_until = 0;
     arena.unanswered = 0;
     arena.leaves = 0;
     arena.moving = arena.suspended = arena.away = arena.prepares = arena.alone = 0;
@@ -600,8 +600,8 @@ static int is_live(unsigned slot, const uint64_t *ranges, size_t count, size_t *
     return *next < count && ranges[2 * *next] < end;
 }
 
-/* Counts for how many boundaries what was promoted has been empty: how much of it `settle` will give back. */
-static uint64_t count_empty(const uint64_t *ranges, size_t count) {
+/* Counts for how many boundaries what was promoted has been empty: how much of it is, and how much `settle` will return. */
+static uint64_t count_empty(const uint64_t *ranges, size_t count, uint64_t *empty_now) {
     unsigned least = now_ns() < arena.short_until ? 1 : RETURN_AFTER;
     uint64_t bytes = 0;
     size_t next = 0;
@@ -611,6 +611,8 @@ static uint64_t count_empty(const uint64_t *ranges, size_t count) {
         if (found->state != PRIVATE)
             continue;
         found->empty_for = live ? 0 : found->empty_for + 1;
+        if (!live)
+            *empty_now += salus_slot_size(slot);
         if (found->empty_for < least)
             continue;
         found->empty_for = RETURN_AFTER;
@@ -623,14 +625,14 @@ static uint64_t count_empty(const uint64_t *ranges, size_t count) {
 static int promote(const uint64_t *ranges, size_t count) {
     int status = 0, fd;
     size_t next = 0;
-    uint64_t empty = 0;
+    uint64_t empty = 0, empty_now = 0;
     ENTER;
     arena.impatient = 1;
     /* Suspended in mid-iteration, by a service that was killed then: there is no boundary before it has been resumed. */
     if (arena.device && arena.suspended)
         status = -1;
     else if (arena.device)
-        empty = count_empty(ranges, count);
+        empty = count_empty(ranges, count, &empty_now);
     for (unsigned slot = 0; arena.device && status >= 0 && slot < arena.top; slot++) {
         struct slot *found = &arena.slots[slot];
         int live = is_live(slot, ranges, count, &next);
@@ -657,6 +659,8 @@ static int promote(const uint64_t *ranges, size_t count) {
             say(PUBLISH, slot, 0, 0, fd);
         }
     }
+    if (status >= 0 && arena.private_bytes - empty_now > arena.live_most)
+        arena.live_most = arena.private_bytes - empty_now;
     if (status >= 0 && empty)
         status = 1;
     flush();
@@ -672,14 +676,16 @@ static int promote(const uint64_t *ranges, size_t count) {
 
 /* Gives back what was private and has been empty at so many boundaries. */
 void drop_empty(unsigned least) {
+    uint64_t least_needed;
     for (unsigned slot = 0; slot < arena.top; slot++) {
         uint64_t size = salus_slot_size(slot);
         if (arena.slots[slot].state != PRIVATE || arena.slots[slot].empty_for < least || unback(slot))
             continue;
         say(DROP, slot, 0, 0, -1);
         /* From here on it would be given back before others take its place. */
-        if (arena.needed > arena.private_bytes)
-            arena.needed = arena.needed - arena.private_bytes > size ? arena.needed - size : arena.private_bytes;
+        least_needed = arena.live_most > arena.private_bytes ? arena.live_most : arena.private_bytes;
+        if (arena.needed > least_needed)
+            arena.needed = arena.needed - least_needed > size ? arena.needed - size : least_needed;
     }
 }
 
@@ -722,10 +728,11 @@ int salus_arena_leave(const uint64_t *ranges, size_t count, volatile uint64_t *w
     if (salus_arena_wait())
         return -2;
     when[1] = now_ns();
-    if (status == 1)
-        settle();
+    /* First what can fail: a lane that is not left has to be whole. */
     if (has_to_scrub() && scrub())
         return -1;
+    if (status == 1)
+        settle();
     pthread_mutex_lock(&arena.lock);
     arena.left = 1;
     pthread_mutex_unlock(&arena.lock);

@@ -114,7 +114,8 @@ void listen_all(void) {
 }
 
 static void say_want(uint64_t private_bytes, uint64_t lane) {
-    say(WANT, 0, private_bytes > arena.private_bytes ? private_bytes : arena.private_bytes,
+    /* (What it is about to give back is in `arena.private_bytes` still.) */
+    say(WANT, 0, private_bytes ? private_bytes : arena.private_bytes,
         lane > lane_bytes() ? lane : lane_bytes(), -1);
     flush();
 }

@@ -404,6 +404,7 @@ void order_paging(int kind, int flag) {
     } else if (kind == PAGE_IN) {
         arena.suspends = 0;
         arena.needed = arena.private_bytes;
+        arena.live_most = 0;
         arena.keep_homes = flag;
         if (!flag)
             free_spares(UINT64_MAX);
@@ -412,8 +413,8 @@ void order_paging(int kind, int flag) {
 
 static void answer(int kind, int done) {
     say(PAGED, (unsigned)kind, (uint64_t)done, arena.out_bytes, -1);
+    tell_page(); /* the service looks there when it hears of it */
     flush();
-    tell_page();
 }
 
 /* What went out comes back. The service hears of it when it has. */

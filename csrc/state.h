@@ -75,6 +75,7 @@ struct arena {
     uint64_t made_bytes; /* of the lane's chunks */
     uint64_t private_bytes, promoted_bytes, private_quota, lane_quota;
     uint64_t needed;     /* of private bytes: with this quota it would have had to ask for no more, since it was paged out */
+    uint64_t live_most;  /* of private bytes: so much was in use at a boundary since then */
     uint64_t short_until; /* nanoseconds: there is not enough memory for everybody */
     int left;            /* it gave its lease up, and nothing of it lives where `empty_for` says so */
     uint64_t sent, received;

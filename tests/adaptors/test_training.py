@@ -202,6 +202,22 @@ def test_an_exception_that_an_outer_step_catches_leaves_it_one_iteration(watched
     watched.expect(3, boundaries=3)
 
 
+def test_a_backward_whose_wait_for_a_lease_is_interrupted_is_over(watched, monkeypatch):
+    weight = torch.ones(1, requires_grad=True)
+    begin = watched.lease.begin
+
+    def interrupted():
+        monkeypatch.setattr(watched.lease, "begin", begin)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watched.lease, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        (weight * 2).sum().backward()
+    model = mlp()
+    train(model, sgd(model), 2)
+    watched.expect(2, boundaries=2)
+
+
 class Around(torch.optim.SGD):
     """An optimizer that lets another step, and has something to do after that."""
 

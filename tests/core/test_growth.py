@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from salus.core import actions as act
 from salus.core.admission import WaitReason
 from salus.core.model import Phase
@@ -141,8 +143,8 @@ def test_a_job_that_dies_in_mid_iteration_while_stalled_hurts_nobody():
     assert world.scheduler.free_bytes == 10 * GIB
 
 
-def test_a_job_that_wants_more_between_iterations_displaces_nobody_who_runs():
-    """One that loads its model, say. A newcomer of known size would wait as well, for as long as the policy says."""
+def test_a_job_that_has_yet_to_begin_displaces_nobody_who_runs():
+    """It loads its model, say. A newcomer of known size would wait as well, for as long as the policy says."""
     world = World(policy="fair")
     world.arrive("runs", footprint(6, 2))
     world.arrive("loads", footprint(2, 0), ready=False)
@@ -160,7 +162,27 @@ def test_a_job_that_wants_more_between_iterations_displaces_nobody_who_runs():
     assert world.scheduler.jobs["loads"].wanted is None, "patience has an end"
 
 
-def test_a_job_that_wants_more_between_iterations_takes_the_memory_of_one_that_is_idle():
+def test_a_job_that_has_begun_gets_more_at_the_expense_of_those_who_run():
+    """Between two iterations, too: it is no newcomer."""
+    world = World(policy="fair")
+    world.arrive("runs", footprint(6, 2))
+    world.arrive("began", footprint(2, 1))
+    world.iterate("began")
+    world.idle("began")
+    world.measure("began", footprint(8, 1))
+    assert world.places["runs"].revoked
+
+
+@pytest.mark.parametrize("policy", ["fifo", "pack", "srtf"])
+def test_where_the_policy_knows_no_patience_nobody_waits_for_it(policy):
+    world = World(policy=policy)
+    world.arrive("loads", footprint(2, 0), ready=False)
+    world.arrive("runs", footprint(6, 2))
+    world.measure("loads", footprint(9, 0))
+    assert world.places["runs"].revoked
+
+
+def test_a_job_that_has_yet_to_begin_takes_the_memory_of_one_that_is_idle():
     world = World(policy="fair")
     world.arrive("runs", footprint(1, 1))
     world.arrive("idle", footprint(6, 2), ready=False)

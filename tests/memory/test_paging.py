@@ -150,6 +150,69 @@ def test_where_memory_is_short_what_is_empty_makes_room_for_what_is_promoted(sho
     played.close()
 
 
+def test_what_was_in_use_at_a_boundary_is_needed_although_it_is_empty_at_the_last(pair):
+    """Gradients that happen to be gone when the job is paged out: it would have to ask for their place again."""
+    arena, played = pair
+    kept, gradients = arena.alloc("private", 4 * MIB), arena.alloc("lane", 4 * MIB)
+    write(kept, 4 * MIB, 3)
+    for live in ([(gradients, 4 * MIB)], []):
+        assert arena.yield_(live)
+        if live:
+            assert arena.resume()
+    played.hear()
+    played.send(Record(Kind.PAGE_OUT))
+    page(arena)
+    assert [record.kind for record in played.hear()] == [Kind.DROP, Kind.DROP, Kind.PAGED]
+    words = played.page.words
+    assert (words[Word.PRIVATE_BYTES], words[Word.NEEDED_BYTES]) == (4 * MIB, 8 * MIB)
+    played.send(Record(Kind.PAGE_IN))
+    page(arena)
+    assert arena.resume() and holds(kept, 4 * MIB, 3)
+
+
+def test_where_memory_is_short_a_job_asks_for_what_is_missing_and_not_for_what_it_gives_back():
+    arena, played = opened((4 * MIB, 1 << 30))
+    first, second = arena.alloc("lane", 4 * MIB), arena.alloc("lane", 6 * MIB)
+    assert arena.yield_([(first, 4 * MIB)])
+    played.hear()
+    played.send(Record(Kind.PREPARE))
+    assert arena.resume()
+    left: list[bool] = []
+    leaves = threading.Thread(target=lambda: left.append(arena.yield_([(second, 6 * MIB)])))
+    leaves.start()
+    wants = [record for record in slots.unpack(played.ours.recv(1 << 16)) if record.kind == Kind.WANT]
+    assert [record.a for record in wants] == [6 * MIB], "not the 10 that it has for a moment"
+    played.send(Record(Kind.QUOTA, 0, *EVERYTHING))
+    leaves.join(5)
+    assert left == [True]
+    arena.close()
+    played.close()
+
+
+def test_a_lane_that_cannot_be_cleared_is_kept_whole():
+    """Whichever call of the driver fails: the job either leaves, or goes on with all of its memory."""
+    stayed = 0
+    for number in range(1, 12):
+        arena, played = opened()
+        played.page.words[Word.SCRUB] = 1
+        block = arena.alloc("lane", 4 * MIB)
+        assert arena.yield_([(block, 4 * MIB)])
+        played.send(Record(Kind.PREPARE))
+        assert arena.resume()
+        other = arena.alloc("lane", 4 * MIB)
+        arena.fail_at(number)
+        left = arena.yield_([])
+        arena.fail_at(0)
+        if not left:
+            stayed += 1
+            for address in (block, other):
+                write(address, 4 * MIB, number)
+                assert holds(address, 4 * MIB, number)
+        arena.close()
+        played.close()
+    assert stayed
+
+
 def test_host_memory_is_kept_for_the_next_time_if_the_service_says_so(pair):
     arena, played = pair
     address = arena.alloc("private", 8 * MIB)

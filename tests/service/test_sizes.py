@@ -21,12 +21,15 @@ GIB = 1 << 30
 def after_page_out(needed: int, private: int, declared: int | None, **other: Any) -> int | None:
     """The persistent memory that the core is told of, of a job that it holds to need 6 GiB; None: nothing."""
     told: list[Any] = []
-    core = SimpleNamespace(footprint=Footprint(6 * GIB, 2 * GIB, GIB), wanted=other.get("wanted"))
+    core = SimpleNamespace(
+        footprint=Footprint(6 * GIB, 2 * GIB, GIB),
+        spec=SimpleNamespace(footprint=Footprint(declared or 0, 0)),
+        wanted=other.get("wanted"),
+    )
     live: Any = SimpleNamespace(
         device=SimpleNamespace(gpu=None), scheduler=SimpleNamespace(jobs={"1": core}), handle=told.append
     )
-    asked = msg.Register("job", ["python"], "/", persistent_bytes=declared)
-    job = LiveJob("1", "token", 0, asked, "key", 0.0, None, live)
+    job = LiveJob("1", "token", 0, msg.Register("job", ["python"], "/"), "key", 0.0, None, live)
     job.page, job.page_descriptor = Page.create()
     job.link = SimpleNamespace(suspended=other.get("suspended", False), close=lambda: None)  # type: ignore[assignment]
     job.page.words[Word.NEEDED_BYTES], job.page.words[Word.PRIVATE_BYTES] = needed, private
@@ -54,7 +57,7 @@ def after_page_out(needed: int, private: int, declared: int | None, **other: Any
         (7 * GIB, 4 * GIB, None, None),
     ],
 )
-def test_a_job_comes_back_from_the_host_with_what_it_needed_or_was_declared(needed, private, declared, left):
+def test_a_job_comes_back_from_the_host_with_what_it_needed_or_is_known_to_need(needed, private, declared, left):
     assert after_page_out(needed, private, declared) == left
 
 

@@ -132,7 +132,7 @@ class Iterations:
                 self._end(1)
 
     def backward_began(self) -> None:
-        """`backward_ended` must be called, also if this raises."""
+        """`backward_ended` must be called, also if this raises (the user may interrupt the wait for a lease)."""
         self._backwards.append(None)
         self._has_backward = True
         if self.kind is not NONE:
@@ -147,7 +147,8 @@ class Iterations:
                 self._begin(TRAINING)
 
     def backward_ended(self, graph_is_gone: bool) -> None:
-        self._backwards.pop()
+        if self._backwards:
+            self._backwards.pop()
         if self.kind is not TRAINING:
             return
         self._inferences = 0

@@ -285,12 +285,12 @@ class Watch:
             if is_compiling() or not self.active:
                 return original(*args, **kwargs)
             iterations = self.iterations
-            try:
-                iterations.backward_began()
-            except Exception as error:
-                iterations.fail(error)
             kept = True
             try:
+                try:
+                    iterations.backward_began()
+                except Exception as error:
+                    iterations.fail(error)
                 result = original(*args, **kwargs)
                 # (tensors, grad_tensors, retain_graph, create_graph): a graph that is kept may be run through again.
                 kept = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))

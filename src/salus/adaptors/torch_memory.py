@@ -295,6 +295,11 @@ class TorchMemory:
     def first_step_ended(self) -> None:
         self._route(self._lane)
 
+    def sort(self, on: bool) -> None:
+        """Between iterations. Off, allocations go where torch would make them: to see what sorting costs."""
+        if self.active:
+            self._route(self._private if on else None)
+
     def _route(self, pool: Pool | None) -> None:
         before, device = self._routed, self._device
         if before is pool:

@@ -1,7 +1,8 @@
 """The job of `salus bench hooks`, run as a job's process: python -m salus.bench.hooks_job MODEL DEVICE ROUNDS BLOCK
 
 It trains a small model, and between blocks of iterations takes everything of Salus out of this process and puts it in
-again. Says the seconds of an iteration, at the median of each block, for each of `STATES`, round by round.
+again. Says the seconds of an iteration, at the median of each block, for each of `STATES`, round by round; on a GPU
+`sorted` is in between: without hooks, but with memory from Salus's pools.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import nn
 from salus.adaptors import torch as adaptor
 from salus.bench.scripts.train import build
 
-STATES = ("bare", "salus")
+STATES = {"cpu": ("bare", "salus"), "cuda": ("bare", "sorted", "salus")}
 WARM_UP = 30
 BATCH = 16
 
@@ -52,11 +53,13 @@ def main(model: str, device: str, rounds: int, block: int) -> None:
     for _ in range(WARM_UP):
         iterate()
     rng = random.Random(0)
-    told: dict[str, list[float]] = {state: [] for state in STATES}
+    told: dict[str, list[float]] = {state: [] for state in STATES[device]}
     for _ in range(rounds):
         # In either order: the second one finds what the first has left.
-        for state in rng.sample(STATES, len(STATES)):
+        for state in rng.sample(list(told), len(told)):
             adaptor.uninstall()
+            if watch.memory is not None:
+                watch.memory.sort(on=state != "bare")
             if state == "salus":
                 adaptor.install(watch.iterations, watch.memory)
             iterate()  # the first one after a change is slower

@@ -232,6 +232,12 @@ def _switch(found: dict[str, Any]) -> list[Verdict]:
     return verdicts(found)
 
 
+def _hooks(found: dict[str, Any]) -> list[Verdict]:
+    from salus.bench.hooks import verdicts
+
+    return verdicts(found)
+
+
 def _switch_gpu(found: dict[str, Any]) -> list[Verdict]:
     from salus.bench.switch_gpu import verdicts
 
@@ -248,4 +254,6 @@ SUITE: tuple[tuple[str, str, Callable[[dict[str, Any]], list[Verdict]]], ...] = 
     ("gpu-faults.json", "Faults", _faults),
     ("gpu-switch.json", "Switching, on a GPU", _switch_gpu),
     ("host-switch.json", "Switching, on the host device", _switch),
+    ("gpu-hooks.json", "What Salus adds to an iteration, on a GPU", _hooks),
+    ("host-hooks.json", "What Salus adds to an iteration, on the host device", _hooks),
 )

@@ -9,7 +9,7 @@ The way of a job through the phases of its memory:
                      leaves   PAGING_OUT --> PAGED_OUT --admit--> PAGING_IN --> RESIDENT
 
 `settle` gives memory out. Growing jobs come first: they are in the middle of an iteration and cannot be switched out.
-(Those that are not displace nobody who runs, unless the policy would let a newcomer do so.)
+(Those that have yet to begin wait as long as the policy lets newcomers wait.)
 Then waiting jobs, in the policy's order. A job that does not fit may displace others: jobs that have been idle for
 long, and those the policy lets it displace, the last in the order first. Displaced jobs leave their lanes (parked: no
 copy, and they come back as soon as a lane has room), and if that is not enough are paged out. Nobody is displaced
@@ -575,7 +575,7 @@ def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
     if fits(st.lanes.trial()):
         return True
     if _can_wait(st, job, wanted):
-        victims = _whom_it_may_displace(st, job, _is_patient(st, job))
+        victims = _whom_it_may_displace(st, job, patient=True)
         return bool(victims) and _make_room(st, _last_first(st, victims), fits)
     others = [other for other in st.on_gpu.values() if other is not job and _can_move(other)]
     if _make_room(st, _last_first(st, others), fits):
@@ -605,13 +605,14 @@ def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
 
 
 def _can_wait(st: State, job: Job, wanted: Footprint) -> bool:
-    """A job that wants more between its iterations, while others run, has no more right to theirs than a newcomer has.
+    """A job that has yet to begin (it loads its model, say) has no more right to others' memory than a newcomer has.
 
-    What the driver took for it is in use already, so for that there has to be room.
+    Where a newcomer would have to have patience, so has this one, as long as others run. What the driver took for it is
+    in use already, so for that there has to be room.
     """
-    if job.stalled or wanted.internal_bytes > job.footprint.internal_bytes:
+    if job.stalled or job.iterations_done or wanted.internal_bytes > job.footprint.internal_bytes:
         return False
-    return any(
+    return _is_patient(st, job) and any(
         other is not job and other.wanted is None and other.ready and other.lane is not None and not other.stuck
         for other in st.on_gpu.values()
     )

@@ -142,7 +142,7 @@ class Sizes:
             self._live.handle(ev.MemoryWanted(job.job_id, footprint))
 
     def went_out(self, job: LiveJob) -> None:
-        """Its memory is on the host: it will come back with what it needed lately, or was declared, and no more.
+        """Its memory is on the host: it will come back with what it needed lately, or is known to, and no more.
 
         It may have been given more than it asked for, and has let go of what was empty.
         """
@@ -150,7 +150,7 @@ class Sizes:
         if job.page is None or job.link is None or job.link.suspended or core.wanted is not None:
             return
         needed = max(job.page.words[Word.NEEDED_BYTES], job.page.words[Word.PRIVATE_BYTES])
-        persistent = max(needed, job.asked.persistent_bytes or 0)
+        persistent = max(needed, core.spec.footprint.persistent_bytes)
         if persistent + NOTABLE_BYTES <= core.footprint.persistent_bytes:
             self._live.handle(ev.FootprintChanged(job.job_id, replace(core.footprint, persistent_bytes=persistent)))
 

@@ -52,6 +52,7 @@ class Watch:
         # Somebody waits for a turn, or for memory that one who sits there could do without.
         contended = any(core.competing and not core.holds for core in jobs.values())
         contended = contended or any(core.ready for core in scheduler.queue)
+        contended = contended or any(core.wanted is not None and not core.holds for core in jobs.values())
         again_s = CONTENTION_S if contended else None
         for job in self._live.holders.values():
             wanted = contended or jobs[job.job_id].lease is Lease.REVOKED
