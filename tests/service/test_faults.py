@@ -152,9 +152,9 @@ def test_a_client_that_stops_reading_is_cut_off(serve):
 
 def test_a_hundred_thousand_hostile_messages_hurt_nobody(serve):
     service = serve("--policy", "fair")
-    before = service.descriptors()
     job = service.job("--name", "bystander", iterations=100_000, seconds=0.002)
     service.when("bystander", "running")
+    before = service.descriptors()
     rng = random.Random(20261115)
     words = [
         b'"type"',
@@ -202,7 +202,8 @@ def test_a_hundred_thousand_hostile_messages_hurt_nobody(serve):
     row = service.when("bystander", "running")
     assert row["iterations"] > 0
     job.kill()
-    eventually(lambda: service.descriptors() <= before + 6, "connections are closed")
+    # Its launcher's too; the bystander itself goes on.
+    eventually(lambda: service.descriptors() < before, "connections are closed")
 
 
 def test_another_version_is_told_so_plainly(serve):
