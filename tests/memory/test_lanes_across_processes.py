@@ -164,3 +164,23 @@ def test_a_job_that_had_to_step_aside_to_grow_comes_back_when_there_is_room(serv
         output, errors = job.communicate(timeout=60)
         assert job.returncode == 0 and "finished" in output, errors
     assert how_often(service, "PageOut") >= 1
+
+
+def test_a_job_that_loads_more_than_is_free_pages_nobody_out_who_runs(serve, monkeypatch):
+    monkeypatch.setenv("ARENA_JOB_PRIVATE_MIB", "96")
+    monkeypatch.setenv("ARENA_JOB_ITERATION_S", "0.005")
+    service = serve("--policy", "fair", "--capacity", "400MiB", "--host-memory", "2GiB")
+    runs = start(service, "runs", 500, 1, "--persistent", "140MiB", "--ephemeral", "100MiB")
+    eventually(lambda: has_bytes(service, "runs") >= 96 << 20, "it has its memory")
+    (service.folder / "go").touch()
+    service.when("runs", "running")
+    command = [sys.executable, str(JOB.parent / "growing_job.py"), str(SOURCE), "14", "0"]
+    loads = service.salus_in_background("run", "--name", "loads", "--", *command)
+    eventually(lambda: "more memory" in (service.jobs().get("loads", {}).get("wait_reason") or ""), "it waits")
+    before = service.jobs()["runs"]
+    eventually(lambda: service.jobs()["runs"]["iterations"] > before["iterations"] + 20, "the other goes on")
+    now = service.jobs()["runs"]
+    assert (now["lane"], now["paged_out_bytes"]) == (before["lane"], 0)
+    finish(service, runs)
+    output, errors = loads.communicate(timeout=60)
+    assert loads.returncode == 0 and "finished" in output, errors

@@ -370,12 +370,11 @@ def _whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
         if other is job or other.stalled or not _can_move(other):
             continue
         idle = not other.ready and other.lease is Lease.NONE
-        idle_enough_at = max(other.idle_since, other.since) + st.config.idle_patience_s
-        if idle and st.now >= idle_enough_at:
+        if idle and st.now >= _idle_enough_at(st, other):
             victims.append(other)
             continue
         if idle:
-            st.wake_at(idle_enough_at)
+            st.wake_at(_idle_enough_at(st, other))
         if patient:
             continue
         # One that comes before us in the order would take back at once what it gave up.
@@ -388,6 +387,10 @@ def _whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
         if st.now < patience_over_at:
             st.wake_at(patience_over_at)
     return victims
+
+
+def _idle_enough_at(st: State, job: Job) -> float:
+    return max(job.idle_since, job.since) + st.config.idle_patience_s
 
 
 def _keeps_busy(st: State) -> Job | None:
@@ -612,10 +615,13 @@ def _can_wait(st: State, job: Job, wanted: Footprint) -> bool:
     """
     if job.stalled or job.iterations_done or wanted.internal_bytes > job.footprint.internal_bytes:
         return False
-    return _is_patient(st, job) and any(
-        other is not job and other.wanted is None and other.ready and other.lane is not None and not other.stuck
+    running = [
+        other
         for other in st.on_gpu.values()
-    )
+        if other is not job and other.wanted is None and other.lane is not None and not other.stuck
+    ]
+    # One that makes a pause of a moment runs as well; whoever has been idle for longer can be displaced.
+    return _is_patient(st, job) and any(other.ready or st.now < _idle_enough_at(st, other) for other in running)
 
 
 def _can_go_on(other: Job, stalled: Job) -> bool:
