@@ -166,6 +166,35 @@ def test_a_job_that_had_to_step_aside_to_grow_comes_back_when_there_is_room(serv
     assert how_often(service, "PageOut") >= 1
 
 
+SITS = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from host_memory import MIB, HostMemory
+from salus.client.lease import of_this_process
+lease, memory = of_this_process(), HostMemory()
+assert lease.attach(memory)
+memory.arena.alloc("private", 200 * MIB)
+lease.begin()
+lease.end()
+threading.Event().wait(float(sys.argv[2]))
+print("finished")
+"""
+
+
+def test_one_that_sits_there_with_a_lease_nobody_wants_makes_room_for_a_job_that_loads(serve):
+    service = serve("--policy", "fair", "--capacity", "400MiB", "--host-memory", "2GiB")
+    helpers = str(JOB.parent)
+    sits = service.salus_in_background("run", "--name", "sits", "--", sys.executable, "-c", SITS, helpers, "15")
+    eventually(lambda: service.jobs().get("sits", {}).get("iterations"), "it has run")
+    command = [sys.executable, str(JOB.parent / "growing_job.py"), str(SOURCE), "14", "0"]
+    loads = service.salus_in_background("run", "--name", "loads", "--", *command)
+    output, errors = loads.communicate(timeout=60)
+    assert loads.returncode == 0 and "finished" in output, errors
+    assert service.jobs()["sits"]["finished_at"] is None, "it did not have to end for that"
+    assert service.jobs()["sits"]["paged_out_bytes"] > 0
+    assert sits.wait(timeout=60) == 0
+
+
 def test_a_job_that_loads_more_than_is_free_pages_nobody_out_who_runs(serve, monkeypatch):
     monkeypatch.setenv("ARENA_JOB_PRIVATE_MIB", "96")
     monkeypatch.setenv("ARENA_JOB_ITERATION_S", "0.005")

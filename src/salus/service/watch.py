@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from salus.core import events as ev
@@ -25,6 +26,10 @@ CONTENTION_S = 0.01
 SITS = (JobState.STARTING, JobState.BETWEEN)
 SITS_S = 0.002
 """One that is between two iterations is looked at again after this long."""
+
+
+LONG_S = 1.0
+"""Whoever wants memory does not need a lease: for that, one that makes a pause of less is left alone."""
 
 
 class Watch:
@@ -52,18 +57,18 @@ class Watch:
         # Somebody waits for a turn, or for memory that one who sits there could do without.
         contended = any(core.competing and not core.holds for core in jobs.values())
         contended = contended or any(core.ready for core in scheduler.queue)
-        contended = contended or any(core.wanted is not None and not core.holds for core in jobs.values())
-        again_s = CONTENTION_S if contended else None
+        grows = any(core.wanted is not None and not core.holds for core in jobs.values())
+        again_s = CONTENTION_S if contended else LONG_S if grows else None
         for job in self._live.holders.values():
-            wanted = contended or jobs[job.job_id].lease is Lease.REVOKED
             if job.page is None or job.worker is None:
                 continue
             words = job.page.words
+            wanted = contended or jobs[job.job_id].lease is Lease.REVOKED or (grows and _has_sat_for_long(words))
             passed, job.passed = job.passed, words[Word.BOUNDARIES]
             if not wanted:
                 words[Word.CONTENDED] = 0
                 continue
-            again_s = again_s or CONTENTION_S
+            again_s = min(again_s or CONTENTION_S, CONTENTION_S)
             if words[Word.CONTENDED] or words[Word.STATE] not in SITS:
                 continue
             if job.passed == passed:
@@ -93,3 +98,9 @@ class Watch:
                     log.warning("job %s (%s) has passed no boundary for %g s", job.job_id, job.asked.name, after_s)
                     self._live.batons.recall(job)
                 self._live.handle(ev.JobStuck(job.job_id, stuck))
+
+
+def _has_sat_for_long(words: memoryview) -> bool:
+    """With an arena, a job notes on its page when its last iteration ended."""
+    ended_ns = words[Word.BEGAN_NS] if words[Word.STATE] in SITS else 0
+    return bool(ended_ns) and time.monotonic_ns() - ended_ns > LONG_S * 1e9
