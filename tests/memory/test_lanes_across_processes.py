@@ -128,7 +128,10 @@ def test_jobs_that_do_not_fit_together_are_paged_and_all_finish(serve, policy, m
     service = serve("--policy", policy, "--quantum", "10ms", "--capacity", "420MiB", "--host-memory", "2GiB")
     sizes = ("--persistent", "150MiB", "--ephemeral", "120MiB")
     # Under srtf, those that come later are shorter.
-    jobs = [start(service, f"j{n}", 60, n, *sizes, "--duration", f"{9 - n}s") for n in range(1, 6)]
+    jobs = []
+    for n in range(1, 6):
+        jobs.append(start(service, f"j{n}", 60, n, *sizes, "--duration", f"{9 - n}s"))
+        eventually(lambda n=n: f"j{n}" in service.jobs(), "it is registered")
     finish(service, *jobs)
     status = service.status()
     assert status["free_bytes"] == status["capacity_bytes"]
