@@ -621,11 +621,21 @@ static uint64_t count_empty(const uint64_t *ranges, size_t count, uint64_t *empt
     return bytes;
 }
 
+/* What of the lane holds live data. */
+static uint64_t live_in_lane(const uint64_t *ranges, size_t count) {
+    uint64_t bytes = 0;
+    size_t next = 0;
+    for (unsigned slot = 0; slot < arena.top; slot++)
+        if (is_live(slot, ranges, count, &next) && arena.slots[slot].state == SHARED)
+            bytes += salus_slot_size(slot);
+    return bytes;
+}
+
 /* Makes private what backs the ranges. The device may still be at work. -1: the lane cannot be left; 1: `settle` has to. */
 static int promote(const uint64_t *ranges, size_t count) {
     int status = 0, fd;
     size_t next = 0;
-    uint64_t empty = 0, empty_now = 0;
+    uint64_t empty = 0, empty_now = 0, live_bytes;
     ENTER;
     arena.impatient = 1;
     /* Suspended in mid-iteration, by a service that was killed then: there is no boundary before it has been resumed. */
@@ -633,11 +643,15 @@ static int promote(const uint64_t *ranges, size_t count) {
         status = -1;
     else if (arena.device)
         empty = count_empty(ranges, count, &empty_now);
+    /* All that it needs at once: where memory is short, room is made for each time that it asks. */
+    live_bytes = arena.device && !status ? live_in_lane(ranges, count) : 0;
+    if (live_bytes && want(arena.private_bytes - empty + live_bytes, 0))
+        status = -1;
     for (unsigned slot = 0; arena.device && status >= 0 && slot < arena.top; slot++) {
         struct slot *found = &arena.slots[slot];
         int live = is_live(slot, ranges, count, &next);
         if (found->state == SHARED && live) {
-            /* It needs room of its own; without it the lane cannot be left. What is given back in a moment makes room. */
+            /* Without room of its own the lane cannot be left. What is given back in a moment makes room. */
             if (want(arena.private_bytes - empty + salus_slot_size(slot), 0)) {
                 status = -1;
                 break;

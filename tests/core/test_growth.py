@@ -216,3 +216,47 @@ def test_what_the_driver_took_for_a_job_is_made_room_for_at_once():
     world.iterate("other")
     world.measure("other", footprint(6, 2, internal=4))
     assert world.places["runs"].revoked or world.scheduler.jobs["other"].phase is not Phase.RESIDENT
+
+
+def test_jobs_that_grow_a_little_at_a_time_come_to_the_end_of_their_iterations_one_after_another():
+    """Each needs 6 of 16 GiB, in 48 steps. Served in turn they page one another out in mid-iteration, 71 times."""
+    names, steps, last = "abcdefghijklmnop", 48, 52
+    world = World(policy="fair")
+    for name in names:
+        world.arrive(name, footprint(0, 0))
+    grown = dict.fromkeys(names, 0)
+    for _ in range(1000):
+        for name in world.running():
+            place = world.places[name]
+            if not place.holds_lease or place.stalled:
+                continue
+            if grown[name] < steps:
+                grown[name] += 1
+                world.want(name, footprint(grown[name] / 16, grown[name] / 16))
+            elif grown[name] < last:
+                grown[name] += 1
+                world.iterate(name)
+            else:
+                world.leave(name)
+        if world.answers:
+            world.answer()
+        elif all(place.stalled or not place.holds_lease for place in world.places.values()):
+            world.fire_timer()
+    assert not world.places, grown
+    page_outs = sum(isinstance(action, act.PageOut) for action in world.log)
+    assert page_outs <= 2 * len(names), page_outs
+
+
+def test_one_that_was_told_to_make_room_is_not_let_off_for_another():
+    """The order of `fair` changes while they run to their boundaries."""
+    world = World(policy="fair", capacity=10)
+    world.arrive("a", footprint(0, 2))
+    for name in "bcd":
+        world.arrive(name, footprint(0, 2))
+    world.want("a", footprint(0, 6))
+    told = {name for name in "bcd" if world.places[name].revoked}
+    assert len(told) == 1
+    (other, _) = sorted(set("bcd") - told)
+    world.iterate(other, 0.5)
+    assert {name for name in "bcd" if world.places[name].revoked} == told
+    assert "LeaveLane" in kinds(world.iterate(*told))

@@ -95,6 +95,7 @@ def _under(
         moves = _moves(journal)
         held = leases(journal)
         if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
             shutil.copy(journal, keep / f"{policy.partition(':')[0]}.jsonl")
     failed = [one["failed"] for one in told if "failed" in one]
     out = [end - start for kind, _, start, end in moves if kind == "PageOut"]

@@ -189,6 +189,22 @@ def test_where_memory_is_short_a_job_asks_for_what_is_missing_and_not_for_what_i
     played.close()
 
 
+def test_a_job_asks_once_for_all_that_it_keeps_of_its_lane():
+    """Where memory is short, others are displaced each time that it asks."""
+    arena, played = opened((0, 1 << 30))
+    kept = [(arena.alloc("lane", 4 * MIB), 4 * MIB) for _ in range(5)]
+    left: list[bool] = []
+    leaves = threading.Thread(target=lambda: left.append(arena.yield_(kept)))
+    leaves.start()
+    wants = [record for record in slots.unpack(played.ours.recv(1 << 16)) if record.kind == Kind.WANT]
+    assert [record.a for record in wants] == [20 * MIB]
+    played.send(Record(Kind.QUOTA, 0, 20 * MIB, 1 << 30))
+    leaves.join(5)
+    assert left == [True]
+    arena.close()
+    played.close()
+
+
 def test_a_lane_that_cannot_be_cleared_is_kept_whole():
     """Whichever call of the driver fails: the job either leaves, or goes on with all of its memory."""
     stayed = 0

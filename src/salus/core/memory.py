@@ -45,12 +45,14 @@ STAYS_S = 5.0
 COMING_S = 1.0
 """For a job that is on its way in, one that runs is kept on the GPU for this long at the most. More than the patience
 of a policy would make newcomers leave again as soon as they are in."""
+GROWS_FIRST_S = 1.0
+"""So long after it got it, the job that others were displaced for comes first when it wants yet more."""
 DISPLACE_TRIES = 2
 """For how many jobs that do not fit a displacement is planned, at the most, each time."""
 
 
 def settle(st: State) -> None:
-    st.vacating.clear()
+    st.vacated, st.vacating = st.vacating, set()
     if st.growing and not _grow(st):
         return
     _leave_stuck_lanes(st)
@@ -417,9 +419,9 @@ def _must_stay(st: State, job: Job) -> bool:
 
 
 def _last_first(st: State, jobs: Iterable[Job]) -> list[Job]:
-    """Whom to displace first: idle jobs, then what the policy would run last."""
+    """Whom to displace first: idle jobs, then those that were told already, then what the policy would run last."""
     order = sorted(jobs, key=lambda job: (st.policy.memory_order(job), job.arrival), reverse=True)
-    return sorted(order, key=lambda job: job.ready)
+    return sorted(order, key=lambda job: (job.ready, job.job_id not in st.vacated))
 
 
 def _make_room(st: State, victims: list[Job], fits: Callable[[LaneTable], bool]) -> bool:
@@ -551,11 +553,16 @@ def lower(st: State, job: Job, footprint: Footprint) -> None:
 
 def _grow(st: State) -> bool:
     """Serves those that want more, in turn; False while nobody else may get memory because one of them waits for it."""
-    for job in list(st.growing):
+    first = _who_grows_first(st)
+    for job in sorted(st.growing, key=lambda job: job is not first):
         wanted = job.wanted
         assert wanted is not None
         if job.phase in (Phase.PAGING_OUT, Phase.PAGING_IN):
             waits = job.stalled
+        elif job.stalled and first not in (None, job):
+            # It waits for the end of the iteration of the one before it, which is told to stop there.
+            st.vacating.add(first.job_id)
+            waits = True
         elif _growth_bytes(st.lanes, job, wanted) <= st.lanes.free_bytes:
             _allow_growth(st, job, wanted)
             waits = False
@@ -564,6 +571,22 @@ def _grow(st: State) -> bool:
         if waits:
             return False
     return True
+
+
+def _who_grows_first(st: State) -> Job | None:
+    """The job for whose iteration others were displaced, until that has ended or a while after it got what it wanted.
+
+    Jobs ask for a little at a time. If each were served in turn, they would displace one another in the middle of
+    their iterations, and none would come to its end.
+    """
+    job = st.grows_first
+    if job is None or job.job_id not in st.jobs or not job.holds or job.phase is not Phase.RESIDENT:
+        return None
+    if job.wanted is None:
+        if st.now >= st.grows_first_until:
+            return None
+        st.wake_at(st.grows_first_until)
+    return job
 
 
 def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
@@ -582,6 +605,8 @@ def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
         return bool(victims) and _make_room(st, _last_first(st, victims), fits)
     others = [other for other in st.on_gpu.values() if other is not job and _can_move(other)]
     if _make_room(st, _last_first(st, others), fits):
+        if job.stalled:
+            st.grows_first = job
         return True
     if _can_move(job) and st.host_has_room(_to_page_bytes(job)) and not _must_stay(st, job):
         # Not even all the others together are enough: what they keep on the GPU stays until they end. So this job
@@ -650,6 +675,8 @@ def _allow_growth(st: State, job: Job, wanted: Footprint) -> None:
     if job.lane is not None:
         st.lanes.set_need(job.lane, job.job_id, wanted.ephemeral_bytes)
     _stop_growing(st, job)
+    if st.grows_first is job:
+        st.grows_first_until = st.now + GROWS_FIRST_S
     st.emit(AllowGrowth(job.job_id, wanted), job)
     leases.start_competing(st, job)
 

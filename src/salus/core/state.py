@@ -46,8 +46,13 @@ class State:
         """Jobs with persistent memory on the GPU, wholly or in part."""
         self.growing: list[Job] = []
         """Stalled jobs; the first is the one that may grow, the others wait for their turn."""
+        self.grows_first: Job | None = None
+        """The one that others were displaced for in the middle of its iteration: it comes before them until its end."""
+        self.grows_first_until = float("-inf")
         self.vacating: set[JobId] = set()
         """Lease holders that are to leave their lane at the next boundary."""
+        self.vacated: set[JobId] = set()
+        """Those that were, at the last decision. The policy's order changes while they run to their boundaries."""
         self.host_used_bytes = 0
         self.recovering = False
         """Jobs from before a restart are still coming back."""
