@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from salus.client.lease import Lease
 from salus.protocol.page import BatonPage, Page, Word
+
+MS = 1_000_000
 
 
 class Counting(list):
@@ -65,3 +71,53 @@ def test_what_is_left_of_an_old_ticket_is_nobodys():
     passed(batons, 9)
     lease._words[Word.BATON] = 9 + 512
     assert not batons.is_coming(9 + 512) and not lease._accept_grant()
+
+
+class Clock:
+    """Time that goes on while the job looks or sleeps. What is to happen at a time happens then, and ends its sleep."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 0
+        self.happens: list[tuple[int, Callable[[], None]]] = []
+        self.looked_ns = 0
+        monkeypatch.setattr("salus.client.lease._now_ns", lambda: self.now_ns)
+        monkeypatch.setattr("os.sched_yield", self.look)
+
+    def look(self) -> None:
+        self.looked_ns += 10_000
+        self._go_on(10_000)
+
+    def poll(self, at_most_ms: int | None) -> None:
+        until_next = self.happens[0][0] - self.now_ns
+        self._go_on(until_next if at_most_ms is None else min(until_next, at_most_ms * MS))
+
+    def _go_on(self, ns: int) -> None:
+        self.now_ns += ns
+        while self.happens and self.happens[0][0] <= self.now_ns:
+            self.happens.pop(0)[1]()
+
+
+@pytest.mark.parametrize(("boundary_ms", "device_ms"), [(12, 0.1), (0.2, 15), (5, 5)])
+def test_who_has_a_ticket_is_awake_when_its_lease_comes_and_asleep_before_that(monkeypatch, boundary_ms, device_ms):
+    lease, batons = a_lease()
+    clock = Clock(monkeypatch)
+    lease._memory, lease._grant_event = object(), os.eventfd(0, os.EFD_NONBLOCK)  # type: ignore[assignment]
+    lease._bell_poll = clock  # type: ignore[assignment]
+    asleep = 0
+    for ticket in range(9, 59):
+        lease._words[Word.BATON] = ticket
+        began, clock.looked_ns = clock.now_ns, 0
+        at_boundary = began + int(boundary_ms * MS)
+        clock.happens = [
+            (at_boundary, functools.partial(batons.comes, ticket)),
+            (at_boundary + int(device_ms * MS), functools.partial(passed, batons, ticket)),
+            (began + 100 * MS, lambda: None),
+        ]
+        looked = lease._look_for_grant()
+        while not lease._accept_grant():
+            lease._sleep(looked)
+            asleep += ticket > 12 and batons.is_passed(ticket)
+            looked = lease._look_for_grant()
+        assert ticket < 13 or clock.looked_ns < 3 * MS
+        lease._holding = False
+    assert asleep == 0

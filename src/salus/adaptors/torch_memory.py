@@ -18,6 +18,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import functools
 import json
 import os
 import time
@@ -67,11 +68,10 @@ class _Torch:
                 return f"{name} asks for another allocator ({settings})"
         return None
 
-    @staticmethod
-    def lives(device: int, pool: Pool, addresses: set[int]) -> bool:
-        """Whether exactly these are in use. What was freed and waits for another stream does not count."""
-        check = getattr(_C, "_cuda_checkPoolLiveAllocations", None)
-        return check is not None and bool(check(device, pool.id, addresses))
+    lives: Callable[[int, Any, set[int]], bool] = staticmethod(
+        getattr(_C, "_cuda_checkPoolLiveAllocations", lambda *_: False)
+    )
+    """Whether exactly these are in use. What was freed and waits for another stream does not count."""
 
     @staticmethod
     def snapshot(pool: Pool) -> Any:
@@ -135,7 +135,8 @@ class Known:
             self._sets, self._segments = [], segments
         for number, (addresses, flat) in enumerate(self._sets):
             if lives(addresses):
-                self._sets.insert(0, self._sets.pop(number))
+                if number:
+                    self._sets.insert(0, self._sets.pop(number))
                 return flat
         return None
 
@@ -189,6 +190,9 @@ class TorchMemory:
             self._allocators = [_C._cuda_customAllocator(*self._arena.functions(kind)) for kind in ("private", "lane")]
             pools = [*(_cuda.MemPool(allocator) for allocator in self._allocators), _cuda.MemPool()]
             self._private, self._lane, self._nothing = (Pool(pool, pool.id) for pool in pools)
+            self._lives_in_lane, self._lives_nowhere = (
+                functools.partial(_Torch.lives, self._device, pool.id) for pool in (self._lane, self._nothing)
+            )
             self._route(self._private)
             self.active = True
         except Exception as error:
@@ -211,7 +215,7 @@ class TorchMemory:
         """Lets torch walk over all its blocks in vain: when it looks for what lives in the lane, they are cached."""
         with contextlib.suppress(Exception):
             if self.active:
-                _Torch.lives(self._device, self._nothing, set())
+                self._lives_nowhere(set())
 
     def leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
         try:
@@ -236,7 +240,7 @@ class TorchMemory:
             return STAYS, 0
 
     def _live(self) -> array.array[int]:
-        flat = self._known.find(self._arena.segments(), lambda found: _Torch.lives(self._device, self._lane, found))
+        flat = self._known.find(self._arena.segments(), self._lives_in_lane)
         if flat is None:
             live = Live.of(_Torch.snapshot(self._lane))
             if live.pending:

@@ -36,6 +36,7 @@ from typing import Protocol
 from salus.client.again import connect_again, patience_s
 from salus.client.arena import LEFT, PASSED, STAYS
 from salus.client.connection import ServiceConnection
+from salus.client.foresight import Foresight
 from salus.client.say import say
 from salus.errors import SalusError, ServiceUnavailable
 from salus.protocol import messages as msg
@@ -137,6 +138,7 @@ class Lease:
         self._batons: BatonPage | None = None
         self._announced_ns = 0
         """When the service was told that we will yield; 0: it was not."""
+        self._until_coming, self._until_passed = Foresight(0), Foresight(AWAKE_NS)
         self._spent = 0
         """The last ticket that a lease came with, or could have."""
         self._must_detach = False
@@ -255,28 +257,47 @@ class Lease:
     def _sleep(self, looked: bool) -> None:
         """Until the service, or the one before us, has something to say. Who `looked` in vain does not look again."""
         batons, ticket = self._batons, self._ticket()
-        if not looked and ticket and batons is not None and batons.is_coming(ticket):
-            return
-        (self._bell_poll if ticket else self._grant_poll).poll()
+        if looked or not ticket or batons is None or not batons.is_coming(ticket):
+            self._poll(ticket, None)
+
+    def _poll(self, ticket: int, at_most_ms: int | None) -> None:
+        (self._bell_poll if ticket else self._grant_poll).poll(at_most_ms)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._grant_event)
+        batons = self._batons
         if ticket and batons is not None:
             batons.hush()
 
     def _look_for_grant(self) -> bool:
-        """The one before us is about to stop: a lease that is a moment away is not slept for. True: in vain."""
-        words, batons, deadline = self._words, self._batons, 0
+        """A lease that is a moment away is not slept for. True: in vain.
+
+        It comes from another job in two steps: that job will stop at its next boundary (we have a ticket), and then it
+        has got there and only waits for the device (the lease is coming).
+        """
+        words, batons = self._words, self._batons
         while words[_GRANTS] <= self._taken:
-            ticket = self._ticket()
+            ticket, now = self._ticket(), _now_ns()
             coming = ticket and batons is not None and batons.is_coming(ticket)
-            if not (coming or words[_SOON]) or (coming and batons is not None and batons.is_passed(ticket)):
+            if coming:
+                self._until_coming.came(ticket, now)
+                if batons is not None and batons.is_passed(ticket):
+                    self._until_passed.came(ticket, now)
+                    return False
+            if coming or words[_SOON]:
+                # Without a ticket the service has told us; leases are told apart by their number then.
+                opens, closes = self._until_passed.window(ticket or -1 - self._taken, now)
+            elif ticket and self._memory is not None:
+                opens, closes = self._until_coming.window(ticket, now)
+            else:
                 return False
-            now = _now_ns()
-            deadline = deadline or now + AWAKE_NS
-            if now > deadline:
+            if now > closes:
                 return True
-            # The one that it waits for may be waiting for this core.
-            os.sched_yield()
+            nap_ms = (opens - now) // 1_000_000
+            if nap_ms > 0:
+                self._poll(ticket, nap_ms)
+            else:
+                # The one that it waits for may be waiting for this core.
+                os.sched_yield()
         return False
 
     def _ticket(self) -> int:
