@@ -1,0 +1,94 @@
+"""A script of train.py, as a job that takes all of Salus out of its process, block by block, and puts it in again.
+
+    salus run -- python in_and_out.py KIND SECONDS [--go FILE]
+
+From one process to the next the same script differs by several percent on a shared machine, and by no more than a few
+thousandths from one block of iterations to the next. Prints one line of JSON: the seconds of an iteration, at the
+median of each block, for each state, round by round. `sorted`: no hooks, but memory from Salus's pools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import torch
+import train
+
+from salus.adaptors import torch as adaptor
+
+STATES = ("bare", "sorted", "salus")
+WARM_UP, SETTLES, BLOCK, LEAST_ROUNDS = 20, 2, 6, 10
+ENOUGH = 5000
+"""Iterations; it stops long before that, by the clock."""
+
+
+class InAndOut:
+    def __init__(self, seconds: float, go: str | None) -> None:
+        watch = adaptor.installed()
+        if watch is None or watch.memory is None:
+            sys.exit("this is no job: run it under Salus")
+        self._watch, self._memory = watch, watch.memory
+        self._seconds, self._go = seconds, go
+        self._out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self._rng = random.Random(0)
+        self._left = WARM_UP
+        self._states: list[str] = []
+        self._state = ""
+        self._block: list[float] = []
+        self._began = self._measures_until = 0.0
+        self._told: dict[str, list[float]] = {state: [] for state in STATES}
+
+    def on_batch(self) -> None:
+        if self._began:
+            self._block.append(time.perf_counter() - self._began)
+        self._left -= 1
+        if self._left < 0:
+            self._next_block()
+        self._began = time.perf_counter()
+
+    def _next_block(self) -> None:
+        if self._state:
+            self._told[self._state].append(statistics.median(self._block[SETTLES:]))
+        elif self._go:
+            torch.cuda.synchronize()
+            print("ready", file=self._out, flush=True)
+            while not os.path.exists(self._go):
+                time.sleep(0.01)
+        if not self._states:
+            now = time.monotonic()
+            self._measures_until = self._measures_until or now + self._seconds
+            if now > self._measures_until and len(self._told["bare"]) >= LEAST_ROUNDS:
+                print(json.dumps(self._told), file=self._out, flush=True)
+                os._exit(0)
+            # In any order: each finds what the one before it has left.
+            self._states = self._rng.sample(STATES, len(STATES))
+        self._state, self._block, self._left = self._states.pop(), [], SETTLES + BLOCK - 1
+        self._watch.uninstall()
+        self._memory.sort(on=self._state != "bare")
+        if self._state == "salus":
+            self._watch.install()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=train.ALL)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--go")
+    options = parser.parse_args()
+    measured = InAndOut(options.seconds, options.go)
+    train.run(
+        options.kind, ENOUGH if options.kind not in train.FRAMEWORKS else 20_000, measured.on_batch, torch.Tensor.cpu
+    )
+
+
+if __name__ == "__main__":
+    main()
