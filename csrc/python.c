@@ -76,7 +76,7 @@ void salus_arena_trust(const char *stdlib, const char *lease) {
 static int only_waits(const char *file, const char *function) {
     size_t length = strlen(library);
     if (!strcmp(file, client))
-        return !strcmp(function, "_sleep") || !strcmp(function, "_take") || !strcmp(function, "_detach");
+        return !strcmp(function, "_poll") || !strcmp(function, "_take") || !strcmp(function, "_detach");
     if (strncmp(file, library, length))
         return 0;
     for (size_t i = 0; i < sizeof waits / sizeof *waits; i++)
