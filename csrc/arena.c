@@ -600,59 +600,58 @@ static int is_live(unsigned slot, const uint64_t *ranges, size_t count, size_t *
     return *next < count && ranges[2 * *next] < end;
 }
 
-/* Counts for how many boundaries what was promoted has been empty: how much of it is, and how much `settle` will return. */
-static uint64_t count_empty(const uint64_t *ranges, size_t count, uint64_t *empty_now) {
+/* What there is of the lane at a boundary, in bytes. */
+struct found {
+    uint64_t live;      /* in the lane: to be promoted */
+    uint64_t empty;     /* of what was promoted */
+    uint64_t to_return; /* of that, what `settle` will give back */
+};
+
+/* Counts for how many boundaries what was promoted has been empty. */
+static struct found look_at_lane(const uint64_t *ranges, size_t count) {
     unsigned least = now_ns() < arena.short_until ? 1 : RETURN_AFTER;
-    uint64_t bytes = 0;
+    struct found sum = {0};
     size_t next = 0;
     for (unsigned slot = 0; slot < arena.top; slot++) {
         struct slot *found = &arena.slots[slot];
         int live = is_live(slot, ranges, count, &next);
+        if (found->state == SHARED && live)
+            sum.live += salus_slot_size(slot);
         if (found->state != PRIVATE)
             continue;
         found->empty_for = live ? 0 : found->empty_for + 1;
         if (!live)
-            *empty_now += salus_slot_size(slot);
+            sum.empty += salus_slot_size(slot);
         if (found->empty_for < least)
             continue;
         found->empty_for = RETURN_AFTER;
-        bytes += salus_slot_size(slot);
+        sum.to_return += salus_slot_size(slot);
     }
-    return bytes;
-}
-
-/* What of the lane holds live data. */
-static uint64_t live_in_lane(const uint64_t *ranges, size_t count) {
-    uint64_t bytes = 0;
-    size_t next = 0;
-    for (unsigned slot = 0; slot < arena.top; slot++)
-        if (is_live(slot, ranges, count, &next) && arena.slots[slot].state == SHARED)
-            bytes += salus_slot_size(slot);
-    return bytes;
+    return sum;
 }
 
 /* Makes private what backs the ranges. The device may still be at work. -1: the lane cannot be left; 1: `settle` has to. */
 static int promote(const uint64_t *ranges, size_t count) {
     int status = 0, fd;
     size_t next = 0;
-    uint64_t empty = 0, empty_now = 0, live_bytes;
+    struct found lane = {0};
     ENTER;
     arena.impatient = 1;
     /* Suspended in mid-iteration, by a service that was killed then: there is no boundary before it has been resumed. */
     if (arena.device && arena.suspended)
         status = -1;
     else if (arena.device)
-        empty = count_empty(ranges, count, &empty_now);
-    /* All that it needs at once: where memory is short, room is made for each time that it asks. */
-    live_bytes = arena.device && !status ? live_in_lane(ranges, count) : 0;
-    if (live_bytes && want(arena.private_bytes - empty + live_bytes, 0))
+        lane = look_at_lane(ranges, count);
+    /* All that it needs at once: where memory is short, room is made for each time that it asks. What is given back in a
+     * moment makes room. */
+    if (lane.live && want(arena.private_bytes - lane.to_return + lane.live, 0))
         status = -1;
     for (unsigned slot = 0; arena.device && status >= 0 && slot < arena.top; slot++) {
         struct slot *found = &arena.slots[slot];
         int live = is_live(slot, ranges, count, &next);
         if (found->state == SHARED && live) {
-            /* Without room of its own the lane cannot be left. What is given back in a moment makes room. */
-            if (want(arena.private_bytes - empty + salus_slot_size(slot), 0)) {
+            /* Without room of its own the lane cannot be left. */
+            if (want(arena.private_bytes - lane.to_return + salus_slot_size(slot), 0)) {
                 status = -1;
                 break;
             }
@@ -673,9 +672,9 @@ static int promote(const uint64_t *ranges, size_t count) {
             say(PUBLISH, slot, 0, 0, fd);
         }
     }
-    if (status >= 0 && arena.private_bytes - empty_now > arena.live_most)
-        arena.live_most = arena.private_bytes - empty_now;
-    if (status >= 0 && empty)
+    if (status >= 0 && arena.private_bytes - lane.empty > arena.live_most)
+        arena.live_most = arena.private_bytes - lane.empty;
+    if (status >= 0 && lane.to_return)
         status = 1;
     flush();
     if (arena.device)

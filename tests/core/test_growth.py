@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from salus.core import actions as act
+from salus.core import events as ev
 from salus.core.admission import WaitReason
 from salus.core.model import Phase
 from tests.core.world import GIB, World, footprint
@@ -260,3 +261,93 @@ def test_one_that_was_told_to_make_room_is_not_let_off_for_another():
     world.iterate(other, 0.5)
     assert {name for name in "bcd" if world.places[name].revoked} == told
     assert "LeaveLane" in kinds(world.iterate(*told))
+
+
+def test_one_that_stops_so_that_another_can_grow_is_not_the_one_to_make_room():
+    """`a` is urgent and grew first. When it stops for `b`, the room comes from `c`, as little urgent as `b`."""
+    world = World(policy="priority", capacity=12)
+    world.arrive("a", footprint(1, 2), utilization=0.2, priority=9)
+    for name in "bcd":
+        world.arrive(name, footprint(1, 2), utilization=0.2)
+    world.want("a", footprint(1, 3))
+    if world.places["d"].holds_lease:
+        world.iterate("d")
+    world.answer_all()
+    world.log.clear()
+    world.want("b", footprint(1, 4))
+    assert world.places["a"].revoked
+    for name in "ac":
+        if world.places[name].holds_lease:
+            world.iterate(name, 0.05)
+        world.answer_all()
+    left = [action.job_id for action in world.log if isinstance(action, act.LeaveLane)]
+    assert left == ["c"] and not world.places["b"].stalled
+
+
+@pytest.mark.parametrize("policy", ["pack", "rr", "fair"])
+def test_one_that_grew_first_and_computes_for_long_keeps_nobody_waiting(policy):
+    world = World(policy=policy, capacity=10)
+    for name in "abc":
+        world.arrive(name, footprint(0, 2))
+    world.arrive("d", footprint(0, 4))
+    world.want("a", footprint(0, 4))
+    world.want("b", footprint(0, 3))
+    for name in "cd":
+        if world.places[name].revoked:
+            world.iterate(name)
+    world.answer_all()
+    assert not world.places["a"].stalled
+    for _ in range(400):
+        world.answer_all()
+        if not world.places["b"].stalled:
+            break
+        assert world.timer_s is not None, "somebody waits, and nothing will ever happen"
+        world.fire_timer()
+        for name in "cd":
+            if world.places[name].holds_lease and not world.places[name].stalled:
+                world.iterate(name)
+    assert not world.places["b"].stalled
+
+
+@pytest.mark.parametrize("policy", ["fair", "rr", "pack", "priority"])
+def test_one_that_was_told_to_make_room_and_is_stuck_is_replaced_by_another(policy):
+    world = World(policy=policy, capacity=10)
+    for name in "abcd":
+        world.arrive(name, footprint(0, 2))
+    world.want("a", footprint(0, 6))
+    (told,) = [name for name in "bcd" if world.places[name].revoked]
+    world.send(ev.JobStuck(told, stuck=True))
+    for name in sorted(set("bcd") - {told}):
+        world.iterate(name)
+    world.answer_all()
+    assert not world.places["a"].stalled
+
+
+def test_with_the_host_full_a_job_behind_a_stalled_one_is_no_reason_to_wait():
+    """Two stall, in two lanes, and a third waits for its turn in one of them: nobody can go on, so one is told."""
+    world = World(policy="pack", capacity=10, host_bytes=0)
+    world.arrive("a", footprint(2, 2))
+    world.arrive("b", footprint(2, 2))
+    world.arrive("c", footprint(1, 2))
+    with_c = next(name for name in "ab" if world.lane_of(name) == world.lane_of("c"))
+    alone = "a" if with_c == "b" else "b"
+    actions = world.want(alone, footprint(6, 2)) + world.want(with_c, footprint(4, 2))
+    assert "RefuseGrowth" in kinds(actions)
+
+
+def test_growth_between_iterations_leaves_room_for_somebody_to_run():
+    world = World(policy="pack", capacity=10, host_bytes=0)
+    for owner, (name, persistent) in enumerate((("a", 1), ("b", 3), ("c", 3))):
+        world.arrive(name, footprint(persistent, 1), owner=owner)
+    world.want("a", footprint(1, 3))
+    for name in "bc":
+        world.iterate(name)
+    world.answer_all()
+    assert world.running() == ["a"] and [world.lane_of(name) for name in "bc"] == [None, None]
+    world.measure("b", footprint(6.5, 1))
+    world.leave("a")
+    world.answer_all()
+    assert world.running() == ["c"], "b could have nearly all that is left, and then nobody would have a lane"
+    world.leave("c")
+    world.answer_all()
+    assert world.running() == ["b"]

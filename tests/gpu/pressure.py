@@ -32,7 +32,7 @@ from tests.gpu.jobs import START_LIMIT_S, TIMEOUT_S, command, result_of, says_re
 
 JOBS = 8
 CAPACITY = "16GiB"
-NEEDS = ("--persistent", "4.4GiB", "--ephemeral", "1.9GiB")
+NEEDS = ("--persistent", "4.2GiB", "--ephemeral", "1.2GiB")
 KILLS = 30
 UNDISTURBED_S, WARM_UP_S = 5.0, 1.0
 AS_FAST = 1.05

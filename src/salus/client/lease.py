@@ -53,8 +53,6 @@ NOTABLE_NS = 200_000
 """A wait for the device that is shorter found it idle."""
 AWAKE_NS = 2_000_000
 """How long a job looks for a lease that was announced before it sleeps again."""
-RING_AGAIN_NS = 1_000_000
-"""Who was rung for longer ago may have gone back to sleep."""
 ANSWER_NS = 300_000
 """Within this time of saying that we will yield, the service has named the next job, or there is none."""
 
@@ -139,6 +137,7 @@ class Lease:
         self._announced_ns = 0
         """When the service was told that we will yield; 0: it was not."""
         self._until_coming, self._until_passed = Foresight(0), Foresight(AWAKE_NS)
+        """From our ticket to the boundary of the one before us, and from there to the lease."""
         self._spent = 0
         """The last ticket that a lease came with, or could have."""
         self._must_detach = False
@@ -194,7 +193,9 @@ class Lease:
                 if self._memory is None:
                     self._yield(wants_more=True)
                 elif not self._announced_ns:
-                    self._send(msg.Yielding(now=False))
+                    if not words[_PASS]:
+                        # It was not foreseen, and nobody knows yet whom the lease goes to.
+                        self._send(msg.Yielding(now=False))
                     self._announced_ns = _now_ns()
                     self._memory.will_yield()
 
@@ -274,27 +275,29 @@ class Lease:
         It comes from another job in two steps: that job will stop at its next boundary (we have a ticket), and then it
         has got there and only waits for the device (the lease is coming).
         """
-        words, batons = self._words, self._batons
-        while words[_GRANTS] <= self._taken:
-            ticket, now = self._ticket(), _now_ns()
+        known, opens, closes = None, 0, 0
+        while self._words[_GRANTS] <= self._taken:
+            # Each is read anew: while it naps, the service may be started again.
+            batons, ticket, soon, now = self._batons, self._ticket(), self._words[_SOON], _now_ns()
             coming = ticket and batons is not None and batons.is_coming(ticket)
-            if coming:
+            if coming and batons is not None and batons.is_passed(ticket):
                 self._until_coming.came(ticket, now)
-                if batons is not None and batons.is_passed(ticket):
-                    self._until_passed.came(ticket, now)
-                    return False
-            if coming or words[_SOON]:
-                # Without a ticket the service has told us; leases are told apart by their number then.
-                opens, closes = self._until_passed.window(ticket or -1 - self._taken, now)
-            elif ticket and self._memory is not None:
-                opens, closes = self._until_coming.window(ticket, now)
-            else:
+                self._until_passed.came(ticket, now)
                 return False
+            if known != (ticket, coming, soon):
+                known = ticket, coming, soon
+                if coming or soon:
+                    self._until_coming.came(ticket, now)
+                    # Without a ticket the service has told us; leases are told apart by their number then.
+                    opens, closes = self._until_passed.window(ticket or -1 - self._taken, now)
+                elif ticket and self._memory is not None:
+                    opens, closes = self._until_coming.window(ticket, now)
+                else:
+                    return False
             if now > closes:
                 return True
-            nap_ms = (opens - now) // 1_000_000
-            if nap_ms > 0:
-                self._poll(ticket, nap_ms)
+            if opens - now >= 1_000_000:
+                self._poll(ticket, (opens - now) // 1_000_000)
             else:
                 # The one that it waits for may be waiting for this core.
                 os.sched_yield()
@@ -338,9 +341,9 @@ class Lease:
 
     def _yield(self, *, wants_more: bool) -> bool:
         """False: something lives in the lane and cannot be made private, so the lease is kept."""
-        ticket = rung_ns = 0
+        ticket = 0
         if self._memory is not None:
-            ticket, rung_ns = self._ring()
+            ticket = self._ring()
             if not ticket and not self._is_being_answered():
                 self._send(msg.Yielding(now=True))
             word = self._batons.address(ticket) if ticket and self._batons is not None else 0
@@ -351,7 +354,7 @@ class Lease:
                 # Also where the handler of a signal raised meanwhile: a lease that was passed on is another's.
                 if self._was_passed(ticket):
                     left = PASSED
-                    self._ring_again(rung_ns)
+                    self._ring_again()
                     self._lease_is_over(wants_more, left_ns, passed=True)
             if left != LEFT:
                 return left == PASSED
@@ -366,7 +369,7 @@ class Lease:
             while not self._words[_PASS] and self._memory is not None and self._is_being_answered():
                 os.sched_yield()
             ticket = self._words[_PASS]
-            self._pass_on(ticket, wants_more, rung_ns)
+            self._pass_on(ticket, wants_more)
         finally:
             self._lease_is_over(wants_more, 0, passed=self._was_passed(ticket))
         return True
@@ -386,26 +389,26 @@ class Lease:
         """Whom the lease goes to will be known in a moment; sooner than the service could do it."""
         return _now_ns() - self._announced_ns < ANSWER_NS
 
-    def _ring(self) -> tuple[int, int]:
-        """Wakes the job that the lease goes to: its ticket, and when that was. 0: it is not known yet."""
+    def _ring(self) -> int:
+        """Wakes the job that the lease goes to: its ticket. 0: it is not known yet."""
         ticket = self._words[_PASS]
         if not ticket or self._batons is None:
-            return 0, 0
+            return 0
         self._batons.comes(ticket)
-        return ticket, _now_ns()
+        return ticket
 
-    def _ring_again(self, rung_ns: int) -> None:
-        """If it has waited for so long that it may sleep."""
-        if self._batons is not None and _now_ns() - rung_ns > RING_AGAIN_NS:
+    def _ring_again(self) -> None:
+        """It may have gone back to sleep."""
+        if self._batons is not None:
             self._batons.ring()
 
-    def _pass_on(self, ticket: int, wants_more: bool, rung_ns: int) -> bool:
+    def _pass_on(self, ticket: int, wants_more: bool) -> bool:
         batons = self._batons
         if not ticket or batons is None:
             return False
         if self._memory is not None:
             if self._memory.pass_on(batons.address(ticket), ticket, wants_more):
-                self._ring_again(rung_ns)
+                self._ring_again()
             return self._was_passed(ticket)
         try:
             # In this order: whoever sees the other job run can see here why.
@@ -464,6 +467,8 @@ class Lease:
         # Whole, or not at all: the main thread may be about to sleep by them.
         self._grant_event, self._grant_poll, self._bell_poll = grant_event, grant_poll, bell_poll
         self._batons, self._spent, self._announced_ns = page, 0, 0
+        # Tickets are counted from the beginning again.
+        self._until_coming, self._until_passed = Foresight(0), Foresight(AWAKE_NS)
 
     def _ask_to_attach(self) -> tuple[ServiceConnection, list[int]]:
         asked = msg.Attach(self._job_id, self._token, arena=self._memory is not None)

@@ -52,7 +52,8 @@ DISPLACE_TRIES = 2
 
 
 def settle(st: State) -> None:
-    st.vacated, st.vacating = st.vacating, set()
+    st.vacating.clear()
+    st.told_before, st.told = st.told, set()
     if st.growing and not _grow(st):
         return
     _leave_stuck_lanes(st)
@@ -421,7 +422,7 @@ def _must_stay(st: State, job: Job) -> bool:
 def _last_first(st: State, jobs: Iterable[Job]) -> list[Job]:
     """Whom to displace first: idle jobs, then those that were told already, then what the policy would run last."""
     order = sorted(jobs, key=lambda job: (st.policy.memory_order(job), job.arrival), reverse=True)
-    return sorted(order, key=lambda job: (job.ready, job.job_id not in st.vacated))
+    return sorted(order, key=lambda job: (job.ready, job.stuck, job.job_id not in st.told_before))
 
 
 def _make_room(st: State, victims: list[Job], fits: Callable[[LaneTable], bool]) -> bool:
@@ -482,6 +483,7 @@ def _vacate(st: State, jobs: list[Job], leave: Callable[[State, Job], None]) -> 
     for job in jobs:
         if job.lease is not Lease.NONE and not job.stalled:
             st.vacating.add(job.job_id)
+            st.told.add(job.job_id)
         else:
             leave(st, job)
 
@@ -553,24 +555,36 @@ def lower(st: State, job: Job, footprint: Footprint) -> None:
 
 def _grow(st: State) -> bool:
     """Serves those that want more, in turn; False while nobody else may get memory because one of them waits for it."""
-    first = _who_grows_first(st)
-    for job in sorted(st.growing, key=lambda job: job is not first):
+    before = _who_grows_first(st)
+    for job in sorted(st.growing, key=lambda job: job is not before):
         wanted = job.wanted
         assert wanted is not None
+        first = _who_grows_first(st)
         if job.phase in (Phase.PAGING_OUT, Phase.PAGING_IN):
             waits = job.stalled
-        elif job.stalled and first not in (None, job):
+        elif job.stalled and first is not None and first is not job:
             # It waits for the end of the iteration of the one before it, which is told to stop there.
             st.vacating.add(first.job_id)
             waits = True
-        elif _growth_bytes(st.lanes, job, wanted) <= st.lanes.free_bytes:
-            _allow_growth(st, job, wanted)
-            waits = False
-        else:
+        elif _growth_bytes(st.lanes, job, wanted) > st.lanes.free_bytes:
             waits = _make_room_to_grow(st, job, wanted)
+        else:
+            if not _leaves_no_lane(st, job, wanted):
+                _allow_growth(st, job, wanted)
+            waits = False
         if waits:
             return False
     return True
+
+
+def _leaves_no_lane(st: State, job: Job, wanted: Footprint) -> bool:
+    """Whether nobody could run any more if a job that does not run had this too, and memory for paging were used up."""
+    if st.lanes.lanes or job.stalled or st.config.host_bytes is None:
+        return False
+    lanes = [
+        other.footprint.ephemeral_bytes for other in st.waiting if other is not job and other.phase is Phase.PARKED
+    ]
+    return bool(lanes) and st.lanes.free_bytes - _growth_bytes(st.lanes, job, wanted) < min(lanes)
 
 
 def _who_grows_first(st: State) -> Job | None:
@@ -580,12 +594,13 @@ def _who_grows_first(st: State) -> Job | None:
     their iterations, and none would come to its end.
     """
     job = st.grows_first
-    if job is None or job.job_id not in st.jobs or not job.holds or job.phase is not Phase.RESIDENT:
+    if job is None or job.job_id not in st.jobs or not job.holds or job.stuck or job.phase is not Phase.RESIDENT:
         return None
-    if job.wanted is None:
-        if st.now >= st.grows_first_until:
-            return None
-        st.wake_at(st.grows_first_until)
+    if job.stalled:
+        return job
+    if job.wanted is not None or st.now >= st.grows_first_until:
+        return None
+    st.wake_at(st.grows_first_until)
     return job
 
 
@@ -620,7 +635,7 @@ def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
     if not job.stalled and any(other.wanted is None for other in others):
         # It is at a boundary and only gets no new lease; those who can run free its memory when they end.
         return False
-    if st.lanes.coming_bytes or any(_can_go_on(other, job) for other in others):
+    if st.lanes.coming_bytes or any(_can_go_on(st, other, job) for other in others):
         return job.stalled
     _stop_growing(st, job)
     reason = (
@@ -649,11 +664,16 @@ def _can_wait(st: State, job: Job, wanted: Footprint) -> bool:
     return _is_patient(st, job) and any(other.ready or st.now < _idle_enough_at(st, other) for other in running)
 
 
-def _can_go_on(other: Job, stalled: Job) -> bool:
+def _can_go_on(st: State, other: Job, stalled: Job) -> bool:
     """Whether the other job may yet free memory by itself while this one stalls."""
     if other is stalled or other.wanted is not None:
         return False
-    return other.phase is Phase.PAGING_IN or (other.ready and other.lane is not None and other.lane != stalled.lane)
+    if other.phase is Phase.PAGING_IN:
+        return True
+    if not other.ready or other.lane is None:
+        return False
+    holder = st.leases[other.lane].holder
+    return holder is None or holder is other or not (holder.stalled or holder.stuck)
 
 
 def _growth_bytes(table: LaneTable, job: Job, wanted: Footprint) -> int:

@@ -50,9 +50,12 @@ class State:
         """The one that others were displaced for in the middle of its iteration: it comes before them until its end."""
         self.grows_first_until = float("-inf")
         self.vacating: set[JobId] = set()
-        """Lease holders that are to leave their lane at the next boundary."""
-        self.vacated: set[JobId] = set()
-        """Those that were, at the last decision. The policy's order changes while they run to their boundaries."""
+        """Lease holders that are to give up their lease at the next boundary, to make room or to let another grow."""
+        self.told: set[JobId] = set()
+        """Those of them that are to make room. The policy's order changes while they run to their boundaries, and they
+        stay the ones to make it."""
+        self.told_before: set[JobId] = set()
+        """Those that were, at the last decision."""
         self.host_used_bytes = 0
         self.recovering = False
         """Jobs from before a restart are still coming back."""

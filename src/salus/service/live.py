@@ -50,6 +50,8 @@ QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
 FORESEEN_S = 0.05
 """Of a job whose iterations are no longer than this it is known when it will yield."""
+AHEAD_S = 0.002
+"""So long before a boundary is expected, the next job is told of it."""
 AWAKE_S = 0.002
 """How long the service stays awake for a yield that was announced."""
 
@@ -232,16 +234,28 @@ class Live:
             self._awake_until = self._loop.time() + AWAKE_S
             self._stay_awake()
 
-    def _says_nothing(self, job: LiveJob, page: Page) -> bool:
-        """Whether it will yield without saying so beforehand; then we know it from here on."""
-        if job.link is not None:
-            # It has passed the place where it would have seen that it is to yield.
-            return bool(page.words[Word.STATE] == JobState.BETWEEN)
-        # On the host device it does at the end of its iteration. If that is far off, better not to be bound until then.
-        return self.device.gpu is None and self.scheduler.jobs[job.job_id].iteration_s <= FORESEEN_S
+    def _foresee_boundary(self, job: LiveJob, page: Page) -> None:
+        """Its lease was revoked. Shortly before it gets to a boundary the next one is told, so as to be awake then."""
+        iteration_s = self.scheduler.jobs[job.job_id].iteration_s
+        if job.link is None:
+            # On the host device it yields at the end of its iteration and does not say so beforehand. If that is far
+            # off, better not to be bound until then.
+            if self.device.gpu is None and iteration_s <= FORESEEN_S:
+                self._loop.call_soon(self._will_yield, job, job.grants)
+            return
+        state, left_s = page.words[Word.STATE], iteration_s
+        if state == JobState.BETWEEN:
+            left_s = 0.0
+        elif not iteration_s:
+            return  # it says so itself, when it is there
+        elif state == JobState.ITERATING:
+            # (What the page says is the job's own, and bounded by what is possible.)
+            left_s -= max(0, time.monotonic_ns() - page.words[Word.BEGAN_NS]) / 1e9
+        self._loop.call_later(max(0.0, left_s - AHEAD_S), self._will_yield, job, job.grants)
 
-    def _will_yield(self, job: LiveJob) -> None:
-        if self.jobs.get(job.job_id) is job:
+    def _will_yield(self, job: LiveJob, grants: int) -> None:
+        # Not if that lease is over: the next one was not revoked.
+        if self.jobs.get(job.job_id) is job and job.grants == grants:
             self.yielding(job, now=False)
 
     def _stay_awake(self) -> None:
@@ -521,8 +535,7 @@ class Live:
                 job = self.jobs[job_id]
                 if job.page is not None:
                     job.page.words[Word.REVOKE] = 1
-                    if self._says_nothing(job, job.page):
-                        self._loop.call_soon(self._will_yield, job)
+                    self._foresee_boundary(job, job.page)
             case act.PromiseLease(job_id, _, after):
                 heir = self.jobs[job_id]
                 if self.batons.offer(self.jobs[after], heir):
