@@ -9,7 +9,10 @@ from salus.adaptors.iterations import Iterations
 
 
 class RecordingLease:
-    def __init__(self):
+    def __init__(self, quick=False):
+        self.quick = quick
+        """Whether iterations that are all alike begin and end in the short way, while nobody waits."""
+        self.somebody_waits = False
         self.ends: list[int] = []
         self.open = False
         self.story: list[str] = []
@@ -26,6 +29,14 @@ class RecordingLease:
         self.ends.append(iterations)
         self.story.append(f"end {iterations}")
 
+    def usual(self):
+        return (lambda: self._quickly(self.begin), lambda: self._quickly(self.end)) if self.quick else None
+
+    def _quickly(self, do):
+        if not self.somebody_waits:
+            do()
+        return not self.somebody_waits
+
     @property
     def counted(self):
         return sum(self.ends)
@@ -34,8 +45,8 @@ class RecordingLease:
 class Watched:
     """A watched process: its lease and its iterations."""
 
-    def __init__(self):
-        self.lease = RecordingLease()
+    def __init__(self, quick=False):
+        self.lease = RecordingLease(quick)
         self.iterations = Iterations(self.lease)
 
     def note(self, text):

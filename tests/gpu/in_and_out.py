@@ -25,7 +25,9 @@ import train
 from salus.adaptors import torch as adaptor
 
 STATES = ("bare", "sorted", "salus")
-WARM_UP, SETTLES, BLOCK, LEAST_ROUNDS = 20, 2, 6, 10
+WARM_UP, BLOCK, LEAST_ROUNDS = 20, 8, 10
+SETTLES = adaptor.USUAL_AFTER + 2
+"""Iterations after a change that do not count: only after a few alike are they what they will be."""
 ENOUGH = 5000
 """Iterations; it stops long before that, by the clock."""
 

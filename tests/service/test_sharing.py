@@ -181,3 +181,25 @@ def test_short_pauses_between_iterations_are_used_by_others(serve):
     service.when("pauses", "running", "idle")
     finish(service.job("--name", "busy", *ONE_LANE, iterations=100, seconds=0.005))
     assert service.jobs()["pauses"]["finished_at"] is None
+
+
+def test_nor_does_one_whose_iterations_were_all_alike(serve, tmp_path):
+    """Its hooks take the short way by then, and the helper still gives its lease up."""
+    service = serve("--policy", "fifo", "--capacity", "4GiB")
+    script = tmp_path / "alike.py"
+    script.write_text(
+        "import time, torch\n"
+        "torch.set_num_threads(1)\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(200):\n"
+        "    optimizer.zero_grad(); model(torch.ones(2, 8)).sum().backward(); optimizer.step()\n"
+        "from salus.adaptors import torch as adaptor\n"
+        "assert adaptor.installed()._usual is not None\n"
+        "time.sleep(60)\n"
+    )
+    service.salus_in_background("run", "--name", "alike", *ONE_LANE, "--", sys.executable, str(script))
+    service.when("alike", "running", "idle")
+    eventually(lambda: service.jobs()["alike"]["iterations"] == 200, "all of its iterations")
+    finish(service.job("--name", "busy", *ONE_LANE, iterations=50, seconds=0.005))
+    assert service.jobs()["alike"]["finished_at"] is None

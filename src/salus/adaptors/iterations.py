@@ -56,6 +56,9 @@ class Lease(Protocol):
     def end(self, iterations: int = 1) -> None:
         """A boundary; 0 where the job may be switched out but nothing is counted."""
 
+    def usual(self) -> tuple[Callable[[], bool], Callable[[], bool]] | None:
+        """`begin` and `end` in one short call each, while nobody else wants to run; False: nothing was done."""
+
 
 class Kind(Enum):
     NONE = "none"
@@ -185,6 +188,25 @@ class Iterations:
         with self._lock:
             if self.kind is TRAINING and not self._backwards and not self._wants_backward:
                 self._end(1)
+
+    # Iterations that are all alike.
+
+    def usual(self, optimizer: Any) -> tuple[Callable[[], bool], Callable[[], bool]] | None:
+        """For an adaptor that knows the iterations to come: how to begin and end them without this. None: it cannot be.
+
+        It sets `kind` itself then, and calls `goes_on` or `step_ended` when something else happens in one of them.
+        """
+        if self.kind is not NONE or self.failed or self._leader is None or self._leader() is not optimizer:
+            return None
+        self._with_graph = None
+        return self._lease.usual()
+
+    def goes_on(self, module: Any) -> None:
+        """An iteration that was begun without this is one like all others from here on."""
+        with self._lock:
+            if self.kind is TRAINING:
+                self._modules = [ref(module)]
+                self._wants_backward = True
 
     # Explicit marks.
 

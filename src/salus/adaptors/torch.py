@@ -9,6 +9,10 @@ How each is seen:
 - a call into compiled code: by wrapping what `torch.compile` returns, since hooks inside it run only while torch
   compiles. (A compiled module is a module; the pre-hook sees it.)
 
+Most scripts do the same in every iteration: one forward of one module, one backward, one step of one optimizer. Once
+they have for a while, hooks do only what such an iteration needs (`_Usual`), until something else happens or somebody
+waits.
+
 Rules: a hook returns at once while torch compiles, changes no argument and no result, and never raises: on an error in
 here everything is taken out again and `Iterations.fail` says so. A torch that lacks something is done without; it is
 said once. A module that owns nothing (a loss, a transform of the data) is not a model: its call begins no iteration.
@@ -26,7 +30,7 @@ from collections.abc import Callable
 from sys import _getframe
 from threading import get_ident
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
@@ -40,6 +44,18 @@ from salus.client.say import say
 _cuda: Any = torch.cuda
 _modules: Any = torch.nn.modules.module
 _watch: Watch | None = None
+
+USUAL_AFTER = 8
+"""So many iterations that were alike are followed by more of the same, it is assumed."""
+
+
+class _Usual(NamedTuple):
+    """What all iterations consist of, lately."""
+
+    module: ReferenceType[Any]
+    optimizer: ReferenceType[Any]
+    begin: Callable[[], bool]
+    end: Callable[[], bool]
 
 
 def install(iterations: Iterations, memory: TorchMemory | None = None) -> None:
@@ -81,6 +97,12 @@ class Watch:
         self._looking: Any = None  # torch's dictionary of forward pre-hooks
         self._key = 0  # ours in that dictionary, and in a module's own while its call is followed
         self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed
+        self._usual: _Usual | None = None
+        # Of the iterations of late: how many were alike, and what the open one had so far.
+        self._alike = 0
+        self._forwards = self._backwards = 0
+        self._odd = False
+        self._module: ReferenceType[Any] | None = None
         # One object for good: torch.compile guards on which hooks there are, and a new one would compile again.
         self._pre_hook = self._before_forward
 
@@ -112,6 +134,7 @@ class Watch:
 
     def uninstall(self) -> None:
         self.active = False
+        self._leave_usual()
         self._ignore_forwards()
         self.iterations.on_boundary = self.iterations.on_failure = None
         while self._undo:
@@ -153,6 +176,20 @@ class Watch:
         if is_compiling() or not self.active:
             return
         try:
+            usual = self._usual
+            if usual is not None:
+                known: Any = usual.module()
+                if (
+                    known is module
+                    and module.training
+                    and self.iterations.kind is NONE
+                    and is_grad_enabled()
+                    and usual.begin()
+                ):
+                    self.iterations.kind = TRAINING
+                    self._looking.pop(self._key, None)
+                    return
+                self._leave_usual()
             if not (module._modules or module._parameters or module._buffers):
                 return
             if self._forward_began(module, module.training):
@@ -181,8 +218,31 @@ class Watch:
         except Exception as error:
             self.iterations.fail(error)
 
+    def _leave_usual(self) -> None:
+        usual, self._usual = self._usual, None
+        self._alike, self._odd = 0, True
+        if usual is not None and self.iterations.kind is TRAINING and (module := usual.module()) is not None:
+            self.iterations.goes_on(module)
+
+    def _was_alike(self, optimizer: Any) -> None:
+        """An iteration has ended with a step. If it was like those before it, so may be the ones to come."""
+        alike = self._forwards == self._backwards == 1 and not self._odd
+        self._forwards = self._backwards = 0
+        self._odd = False
+        self._alike = self._alike + 1 if alike else 0
+        if self._alike >= USUAL_AFTER and self._module is not None and self._looking is not None:
+            self._alike = 0
+            quick = self.iterations.usual(optimizer)
+            if quick is not None and self._module() is not None:
+                self._usual = _Usual(self._module, ref(optimizer), *quick)
+
     def _forward_began(self, module: Any, training: bool) -> bool:
         iterations = self.iterations
+        if self._usual is not None:
+            self._leave_usual()
+        self._forwards += 1
+        if self._module is None or self._module() is not module:
+            self._module, self._odd = ref(module), True
         stepping = self._step_began and self._is_in_step(_getframe(1))
         followed = iterations.forward(module, training, is_grad_enabled(), stepping)
         self._ignore_forwards()
@@ -215,6 +275,8 @@ class Watch:
         def train(module: Any, mode: bool = True) -> Any:
             # After a forward nothing is looked for until its backward, but an evaluation may come instead.
             if not mode and not is_compiling() and self.iterations.kind is TRAINING:
+                if self._usual is not None:
+                    self._leave_usual()
                 self._look()
             return original(module, mode)
 
@@ -255,6 +317,7 @@ class Watch:
         return call
 
     def _compiled_forward_began(self, module_ref: ReferenceType[Any] | None, compiled: Any) -> bool:
+        self._odd = True
         if self._looking is not None and self._key not in self._looking:
             return False
         module = compiled if module_ref is None else module_ref()
@@ -282,9 +345,10 @@ class Watch:
 
     def _wrap_backward(self, original: Any) -> Any:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self.active:
+            if self._usual is not None or is_compiling() or not self.active:
                 return original(*args, **kwargs)
             iterations = self.iterations
+            self._backwards += 1
             kept = True
             try:
                 try:
@@ -296,6 +360,8 @@ class Watch:
                 kept = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
                 return result
             finally:
+                if kept:
+                    self._odd = True
                 try:
                     iterations.backward_ended(not kept)
                     if iterations.kind is TRAINING:
@@ -334,6 +400,12 @@ class Watch:
         if is_compiling() or not self.active:
             return
         try:
+            usual = self._usual
+            if usual is not None:
+                if usual.optimizer() is optimizer and self.iterations.kind is TRAINING and not self._step_began:
+                    self._step_began = True
+                    return
+                self._leave_usual()
             if self._step_began:
                 self._steps_nest = True
             elif self._step_code is None:
@@ -343,6 +415,7 @@ class Watch:
             memory = self.memory
             # With a closure the forward runs inside the step, and that is no state of the optimizer's.
             closure = len(args) > 1 or "closure" in kwargs
+            self._odd = self._odd or closure
             if memory is not None and memory.active and not closure and not optimizer.state:
                 memory.first_step_began()
                 self._makes_state = True
@@ -353,6 +426,15 @@ class Watch:
         if is_compiling() or not self.active:
             return
         try:
+            usual = self._usual
+            if usual is not None:
+                if usual.optimizer() is optimizer and self.iterations.kind is TRAINING and usual.end():
+                    self._step_began = False
+                    self._steps_taken += 1
+                    self.iterations.kind = NONE
+                    self._looking[self._key] = self._pre_hook
+                    return
+                self._leave_usual()
             if self._steps_nest and self._is_in_step(_getframe(2)):
                 return  # of a subclass that calls super().step(), or of an optimizer around this one
             self._step_began = False
@@ -364,6 +446,7 @@ class Watch:
                     memory.first_step_ended()
             if (memory is not None and not memory.gpu_is_used) or not _capturing():
                 self.iterations.step_ended(optimizer)
+                self._was_alike(optimizer)
         except Exception as error:
             self.iterations.fail(error)
 

@@ -351,3 +351,6 @@ class RoutedLease:
         if self._memory.active:
             self._memory.iteration_ended()
         self._lease.end(iterations)
+
+    def usual(self) -> tuple[Callable[[], bool], Callable[[], bool]] | None:
+        return None if self._memory.active else self._lease.usual()

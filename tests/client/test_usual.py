@@ -1,0 +1,101 @@
+"""The short way of a lease: it does all that `begin` and `end` do, or nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from salus.client.lease import Lease
+from salus.protocol.page import JobState, Word
+
+
+@pytest.fixture
+def lease() -> Lease:
+    held = Lease(Path("/nowhere"), "1", "token")
+    held._holding = True
+    held._words[Word.STATE] = JobState.BETWEEN
+    return held
+
+
+def test_both_ways_leave_the_same_on_the_page(lease):
+    quick = lease.usual()
+    assert quick is not None
+    begin, end = quick
+    found = []
+    for starts, stops in ((lease.begin, lease.end), (begin, end)):
+        lease._words[:] = memoryview(bytearray(len(lease._words) * 8)).cast("Q")
+        for _ in range(3):
+            assert starts() in (None, True)
+            assert lease._words[Word.STATE] == JobState.ITERATING and lease._words[Word.BEGAN_NS]
+            time.sleep(0.001)
+            assert stops() in (None, True)
+        words = lease._words
+        assert words[Word.BUSY_NS] >= 3_000_000 and lease._ended_ns
+        found.append([words[word] for word in (Word.STATE, Word.ITERATIONS, Word.BOUNDARIES, Word.BEGAN_NS)])
+    assert found[0] == found[1]
+
+
+def test_it_does_nothing_where_somebody_waits_or_the_lease_is_being_given_up(lease):
+    begin, end = lease.usual()  # type: ignore[misc]
+    words = lease._words
+
+    def refuses() -> bool:
+        before = bytes(words)
+        return begin() is False and bytes(words) == before
+
+    words[Word.REVOKE] = 1
+    assert refuses() and end() is False
+    words[Word.REVOKE] = 0
+    with lease._lock:
+        assert refuses() and end() is False
+    lease._holding = False
+    assert refuses()
+    lease._holding = True
+    assert begin() is True and end() is True
+
+
+def test_with_memory_on_the_device_there_is_no_short_way(lease):
+    lease._memory = object()  # type: ignore[assignment]
+    assert lease.usual() is None
+
+
+def test_a_helper_that_gives_the_lease_up_and_a_script_that_begins_never_both_go_ahead(lease):
+    """As the helper does it: with the lock, it looks at the state, and then the lease is not the script's any more."""
+    begin, end = lease.usual()  # type: ignore[misc]
+    words, stop = lease._words, threading.Event()
+    given_up = both = begun = 0
+
+    def helper() -> None:
+        nonlocal given_up
+        while not stop.is_set():
+            with lease._lock:
+                if words[Word.STATE] == JobState.BETWEEN and lease._holding:
+                    time.sleep(1e-5)  # waits for the device
+                    lease._holding = False
+                    given_up += 1
+
+    was = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=helper)
+    thread.start()
+    try:
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            if begin():
+                begun += 1
+                for _ in range(20):
+                    both += not lease._holding
+                while not end():
+                    both += not lease._holding
+            else:
+                with lease._lock:
+                    lease._holding = True
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(was)
+    assert given_up and begun and not both
