@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from salus.core import admission, leases, memory
+from salus.core import admission, growth, leases, memory, room
 from salus.core import events as ev
 from salus.core.actions import AcceptJob, Action, AllowGrowth, RefuseJob, SetTimer
 from salus.core.lanes import Lane
@@ -145,7 +145,7 @@ class Scheduler:
         st.tell(job, "JobArrived")
         # In this order: a policy that fails here leaves nothing behind.
         st.policy.on_arrived(job)
-        memory.enqueue(st, job)
+        room.enqueue(st, job)
         st.jobs[spec.job_id] = job
         st.emit(AcceptJob(spec.job_id), job)
 
@@ -187,7 +187,7 @@ class Scheduler:
             job.ready = True
             self._state.policy.on_ready(job)
             if job.phase in QUEUED_PHASES:
-                memory.enqueue(self._state, job)
+                room.enqueue(self._state, job)
             leases.start_competing(self._state, job)
 
     def _on_job_idled(self, event: ev.JobIdled) -> None:
@@ -201,7 +201,7 @@ class Scheduler:
         if job.phase is Phase.RESIDENT:
             leases.end_lease(st, job)
         elif job.phase in QUEUED_PHASES:
-            memory.enqueue(st, job)
+            room.enqueue(st, job)
 
     def _on_iteration_finished(self, event: ev.IterationFinished) -> None:
         st, job = self._state, self._job(event.job_id, event)
@@ -238,13 +238,13 @@ class Scheduler:
                 self._forget(job)
                 return
             job.footprint = event.footprint
-            memory.enqueue(st, job)
+            room.enqueue(st, job)
             return
-        memory.lower(st, job, job.footprint.common(event.footprint))
+        growth.lower(st, job, job.footprint.common(event.footprint))
         if not job.footprint.covers(event.footprint):
-            memory.want(st, job, event.footprint, stalled=False)
+            growth.want(st, job, event.footprint, stalled=False)
         if job.phase in QUEUED_PHASES:
-            memory.enqueue(st, job)
+            room.enqueue(st, job)
 
     def _on_utilization_measured(self, event: ev.UtilizationMeasured) -> None:
         job = self._job(event.job_id, event)
@@ -261,7 +261,7 @@ class Scheduler:
         else:
             # It does not stop before it has that, and what it was to leave may be needed for it.
             leases.withdraw(st, job)
-            memory.want(st, job, event.footprint, stalled=True)
+            growth.want(st, job, event.footprint, stalled=True)
 
     def _on_job_stuck(self, event: ev.JobStuck) -> None:
         job = self._job(event.job_id, event)
@@ -310,7 +310,7 @@ class Scheduler:
         for job in st.jobs.values():
             st.policy.on_arrived(job)
         for job in queued:
-            memory.enqueue(st, job)
+            room.enqueue(st, job)
         for job in st.on_gpu.values():
             leases.start_competing(st, job)
 
