@@ -1,7 +1,7 @@
 """The GPU suite: `make test-gpu`, or python -m tests.gpu.run [--out FILE.json] [--phases ...] [--kinds ...]
 
-- alone: each script bare and under Salus, in turns, block by block: the same losses to the last bit, and the time of an
-  iteration within 1 %.
+- alone: each script bare and under Salus: the same losses to the last bit; and the time of an iteration with Salus in
+  its process and without, in turns, block by block: within 1 %.
 - together: all of them at once, three to a lane, switched at every boundary, the lane poisoned at every switch: the
   same losses to the last bit. This is the one that matters most.
 - memory: three ResNet-50 in one lane: the GPU's memory, and the hand-over.
@@ -21,12 +21,12 @@ import statistics
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from salus.bench import arena, machine
+from salus.bench import arena, hooks, machine
 from salus.bench.own_service import OwnService
 from salus.bench.switch import in_turn, take_turn
 from salus.bench.switch_gpu import hand_overs
@@ -36,7 +36,8 @@ from tests.gpu import pressure
 from tests.gpu.jobs import START_LIMIT_S, TIMEOUT_S, command, result_of, says_ready
 from tests.gpu.train_kinds import ALL
 
-BLOCK = 6
+IN_AND_OUT = str(Path(__file__).parent / "in_and_out.py")
+MEASURE_S = 5.0
 AT_ONCE, CORES = 5, 3
 """Kinds of `alone` that start up together, and the cores that each has."""
 TURN = 40
@@ -53,56 +54,50 @@ it is more than the persistent memory and the contexts of the others together.""
 
 
 def alone(kinds: list[str], iterations: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """For each, what the bare script computed, and how Salus compares. They start up together, and run one by one."""
-    with contextlib.ExitStack() as stack:
-        started = []
+    """For each, what the bare script computed, and how Salus compares. They start up together.
+
+    Losses are those of two processes. What Salus adds to an iteration is measured within a third one (`in_and_out.py`),
+    one kind after the other: from one process to the next the same script differs by far more.
+    """
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+        told: list[dict[str, Future[dict[str, Any]]]] = []
+        measured = []
         for number, kind in enumerate(kinds):
-            service = stack.enter_context(OwnService())
-            run = command(kind, iterations, "--block", str(BLOCK))
+            service, own = stack.enter_context(OwnService()), stack.enter_context(OwnService())
+            run, go = command(kind, iterations), own.socket.parent / "go"
             with machine.few_cores(number, CORES, AT_ONCE):
-                # The bare one twice: how much two runs of the same thing differ is the measure of what can be seen.
-                sides = {
-                    "bare": service.start_bare(run),
-                    "salus": service.run(run, "--name", kind),
-                    "again": service.start_bare(run),
-                }
-            started.append((kind, service, sides))
-        return [_compare(kind, service, sides, iterations) for kind, service, sides in started]
+                sides = {"bare": service.start_bare(run), "salus": service.run(run, "--name", kind)}
+                job = own.run([sys.executable, IN_AND_OUT, kind, str(MEASURE_S), "--go", str(go)], "--name", kind)
+            told.append({side: pool.submit(result_of, process) for side, process in sides.items()})
+            measured.append((own, go, job))
+        for sides_of_one in told:
+            wait(sides_of_one.values())
+        return [
+            _compare(kind, {side: future.result() for side, future in sides_of_one.items()}, *of_one)
+            for kind, sides_of_one, of_one in zip(kinds, told, measured, strict=True)
+        ]
 
 
 def _compare(
-    kind: str, service: OwnService, sides: dict[str, subprocess.Popen[str]], iterations: int
+    kind: str, told: dict[str, dict[str, Any]], service: OwnService, go: Path, job: subprocess.Popen[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    try:
-        for number in range(-(-iterations // BLOCK)):
-            for side in in_turn(list(sides), number):
-                take_turn(sides[side])
-    except Exception as error:
-        print(f"  {kind}: {error}", flush=True)
-    told = {side: result_of(process) for side, process in sides.items()}
+    ready = says_ready(job, time.monotonic() + START_LIMIT_S)
+    go.touch()
+    output, errors = job.communicate(timeout=TIMEOUT_S)
     with service.connect() as connection:
         (row,) = connection.jobs(everything=True)
-    if any("failed" in one for one in told.values()):
-        return told["bare"], {"kind": kind, "failed": told}
-    # Not the first of a block, when somebody else had the GPU; nor the last, which lasts until the next one is let go;
-    # and not the first block, which warms up.
-    medians = {
-        side: [
-            statistics.median(one["seconds"][start + 1 : start + BLOCK - 1])
-            for start in range(BLOCK, iterations, BLOCK)
-        ]
-        for side, one in told.items()
-    }
-    ratios = {
-        side: statistics.median(b / a for a, b in zip(medians["bare"], medians[side], strict=True)) for side in medians
-    }
+    lines = output.splitlines()
+    if not ready or not lines or any("failed" in one for one in told.values()):
+        return told["bare"], {"kind": kind, "failed": {**told, "measured": errors.strip().splitlines()[-6:]}}
+    blocks = json.loads(lines[-1])
+    added = hooks.compare(blocks)
     return told["bare"], {
         "kind": kind,
         "same": told["bare"]["losses"] == told["salus"]["losses"],
-        "ratio": ratios["salus"],
-        "ratio_of_bare_to_bare": ratios["again"],
-        "iteration_ms": {side: 1000 * statistics.median(values) for side, values in medians.items()},
-        "iterations": row["iterations"],
+        "ratio": 1 + added["added_us"] / added["bare_us"],
+        "error": added["error_us"] / added["bare_us"],
+        "blocks": len(blocks["bare"]),
+        **added,
         "persistent_mib": row["persistent_bytes"] >> 20,
         "ephemeral_mib": row["ephemeral_bytes"] >> 20,
         "said": told["salus"]["said"],
