@@ -156,3 +156,129 @@ def test_what_raises_in_the_forward_leaves_it_open_as_always(usual):
     counted = usual.lease.counted
     train(usual.model, usual.optimizer, 2)
     usual.expect(counted + 2)
+
+
+# What comes after a while of the same: each is seen as if there had been no short way.
+
+
+def left_over_then(evaluates):
+    """A forward and a backward that no step follows, and then an evaluation."""
+
+    def script(process):
+        loss = process.model(batches(1)[0]).square().mean()
+        loss.backward()
+        evaluates(process)
+        train(process.model, process.optimizer, 2)
+        return loss
+
+    return script
+
+
+def of_a_copy(process):
+    copied = mlp().eval()
+    with torch.no_grad():
+        for x in batches(20):
+            copied(x)
+
+
+def without_a_mode(process):
+    with torch.no_grad():
+        for x in batches(20):
+            process.model(x)
+
+
+def with_a_mode(process):
+    evaluate(process.model, 12)
+
+
+def a_penalty(process):
+    """A backward of no forward, before the iteration."""
+    for _ in range(3):
+        process.note("before")
+        process.model[0].weight.square().sum().backward()
+        process.note("after")
+        train(process.model, process.optimizer, 1)
+
+
+def a_second_backward(process):
+    for x in batches(3):
+        loss = process.model(x).square().mean()
+        loss.backward(retain_graph=True)
+        process.optimizer.step()
+        process.note("again")
+        process.model(x).sum().backward()
+        process.note("done")
+
+
+def steps_in_its_backward(process):
+    handle = process.model[0].weight.register_post_accumulate_grad_hook(lambda _: process.optimizer.step())
+    for x in batches(3):
+        process.model(x).square().mean().backward()
+        process.note("backward is over")
+    handle.remove()
+
+
+def raises_in_its_backward(process):
+    handle = process.model[0].weight.register_post_accumulate_grad_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        process.model(batches(1)[0]).square().mean().backward()
+    handle.remove()
+    of_a_copy(process)
+    train(process.model, process.optimizer, 2)
+
+
+def updates_its_scaler_late(process):
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for number, x in enumerate(batches(4)):
+        loss = process.model(x).square().mean()
+        if number:
+            scaler.update()
+        process.note("forward is over")
+        scaler.scale(loss).backward()
+        process.note("backward is over")
+        scaler.step(process.optimizer)
+
+
+def calls_a_metric(process):
+    metric = torch.nn.MSELoss()
+    for x in batches(4):
+        output = process.model(x)
+        metric(output, torch.zeros_like(output)).backward()
+        metric(output.detach(), torch.zeros_like(output))
+        process.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        *(left_over_then(what) for what in (of_a_copy, without_a_mode, with_a_mode)),
+        a_penalty,
+        a_second_backward,
+        steps_in_its_backward,
+        raises_in_its_backward,
+        updates_its_scaler_late,
+        calls_a_metric,
+    ],
+)
+def test_whatever_comes_then_is_seen_as_always(script, capfd):
+    stories = []
+    for quick in (False, True):
+        process = Watched(quick=quick)
+        adaptor.install(process.iterations)
+        try:
+            process.model = mlp()
+            process.optimizer = sgd(process.model)
+            train(process.model, process.optimizer, adaptor.USUAL_AFTER + 1)
+            assert is_usual() == quick
+            process.lease.story.clear()
+            script(process)
+        finally:
+            adaptor.uninstall()
+        stories.append(process.lease.story)
+    assert stories[0] == stories[1]
+    assert "salus:" not in capfd.readouterr().err
+
+
+def test_a_module_that_owns_nothing_is_no_reason_to_look_closer(usual):
+    calls_a_metric(usual)
+    assert is_usual()

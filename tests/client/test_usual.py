@@ -58,6 +58,40 @@ def test_it_does_nothing_where_somebody_waits_or_the_lease_is_being_given_up(lea
     assert begin() is True and end() is True
 
 
+def test_one_that_waits_for_a_lease_is_not_said_to_be_between_iterations(lease):
+    begin, _ = lease.usual()  # type: ignore[misc]
+    lease._holding, lease._words[Word.STATE] = False, JobState.WAITING
+    assert begin() is False and lease._words[Word.STATE] == JobState.WAITING
+
+
+def test_who_is_interrupted_on_the_way_in_has_not_begun(lease):
+    class Interrupting:
+        def locked(self) -> bool:
+            raise KeyboardInterrupt
+
+    begin, _ = lease.usual()  # type: ignore[misc]
+    lease._lock = Interrupting()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    assert lease._words[Word.STATE] == JobState.BETWEEN and not lease._words[Word.BEGAN_NS]
+    lease._lock = threading.Lock()
+
+
+def test_one_that_is_taken_to_another_page_while_it_ends_brings_everything_along(lease, monkeypatch):
+    begin, end = lease.usual()  # type: ignore[misc]
+    assert begin() is True
+    new = memoryview(bytearray(4096)).cast("Q")
+    new[Word.STATE] = JobState.ITERATING
+
+    def taken_over() -> int:
+        lease._words = new
+        return time.monotonic_ns()
+
+    monkeypatch.setattr("salus.client.lease._now_ns", taken_over)
+    assert end() is True
+    assert (new[Word.STATE], new[Word.ITERATIONS], new[Word.BEGAN_NS]) == (JobState.BETWEEN, 1, 0)
+
+
 def test_with_memory_on_the_device_there_is_no_short_way(lease):
     lease._memory = object()  # type: ignore[assignment]
     assert lease.usual() is None

@@ -88,14 +88,14 @@ class Iterations:
         self._leader: ReferenceType[Any] | None = None
         self._steps_of_others = 0
         self._trained_in_eval: list[ReferenceType[Any]] = []
-        # What is known about the open iteration.
+        # What is known about the open iteration. Where it is like all others, an adaptor keeps the public ones itself.
         self._thread = 0
         self._modules: list[ReferenceType[Any]] = []
-        self._wants_backward = False
+        self.wants_backward = False
         self._inferences = 0
         # One entry for each that runs. Lists grow and shrink as one, without the lock.
-        self._backwards: list[None] = []
-        self._stepped_in_backward = False
+        self.backwards: list[None] = []
+        self.stepped_in_backward = False
         self._counted_in_backward = False
         # The last inference, if it had gradients: module and mode. And whether the step to come was counted with it.
         self._with_graph: tuple[ReferenceType[Any], bool] | None = None
@@ -117,9 +117,9 @@ class Iterations:
                     return False
             elif self.kind is TRAINING:
                 self._inferences += 1
-                if stepping or self._backwards or not self._is_evaluation(module, training):
+                if stepping or self.backwards or not self._is_evaluation(module, training):
                     return True
-                if self._wants_backward and self.graph_is_alive():
+                if self.wants_backward and self.graph_is_alive():
                     self._inferences = 0  # not asked again at once
                     return True
                 self._end(0)
@@ -136,7 +136,7 @@ class Iterations:
 
     def backward_began(self) -> None:
         """`backward_ended` must be called, also if this raises (the user may interrupt the wait for a lease)."""
-        self._backwards.append(None)
+        self.backwards.append(None)
         self._has_backward = True
         if self.kind is not NONE:
             return
@@ -150,16 +150,16 @@ class Iterations:
                 self._begin(TRAINING)
 
     def backward_ended(self, graph_is_gone: bool) -> None:
-        if self._backwards:
-            self._backwards.pop()
+        if self.backwards:
+            self.backwards.pop()
         if self.kind is not TRAINING:
             return
         self._inferences = 0
         if graph_is_gone:
-            self._wants_backward = False
-        if self._stepped_in_backward:
+            self.wants_backward = False
+        if self.stepped_in_backward:
             with self._lock:
-                if self._stepped_in_backward and not self._backwards:
+                if self.stepped_in_backward and not self.backwards:
                     self._end(int(self._counted_in_backward))
 
     def step_began(self) -> bool:
@@ -177,8 +177,8 @@ class Iterations:
             counted = self._counts(optimizer)
             if self.kind is not TRAINING:
                 return
-            if self._backwards:
-                self._stepped_in_backward = True
+            if self.backwards:
+                self.stepped_in_backward = True
                 self._counted_in_backward |= counted
             else:
                 self._end(int(counted))
@@ -186,7 +186,7 @@ class Iterations:
     def scaler_updated(self) -> None:
         """All steps of this iteration were taken or skipped. Still open: the script itself skipped the only one."""
         with self._lock:
-            if self.kind is TRAINING and not self._backwards and not self._wants_backward:
+            if self.kind is TRAINING and not self.backwards and not self.wants_backward:
                 self._end(1)
 
     # Iterations that are all alike.
@@ -194,7 +194,7 @@ class Iterations:
     def usual(self, optimizer: Any) -> tuple[Callable[[], bool], Callable[[], bool]] | None:
         """For an adaptor that knows the iterations to come: how to begin and end them without this. None: it cannot be.
 
-        It sets `kind` itself then, and calls `goes_on` or `step_ended` when something else happens in one of them.
+        It keeps `kind`, `wants_backward` and `backwards` itself then, and calls `goes_on` when something else happens.
         """
         if self.kind is not NONE or self.failed or self._leader is None or self._leader() is not optimizer:
             return None
@@ -206,7 +206,6 @@ class Iterations:
         with self._lock:
             if self.kind is TRAINING:
                 self._modules = [ref(module)]
-                self._wants_backward = True
 
     # Explicit marks.
 
@@ -280,7 +279,7 @@ class Iterations:
         self.kind = NONE
         if self._modules:
             self._modules.clear()
-        self._wants_backward = self._stepped_in_backward = self._counted_in_backward = False
+        self.wants_backward = self.stepped_in_backward = self._counted_in_backward = False
         self._inferences = 0
         try:
             self._lease.end(iterations)
@@ -290,13 +289,13 @@ class Iterations:
 
     def _training_forward(self, module: Any) -> None:
         self._with_graph = None
-        if self.kind is TRAINING and not self.has_optimizer and not self._wants_backward:
+        if self.kind is TRAINING and not self.has_optimizer and not self.wants_backward:
             self._end(int(self._one()))
         if self.kind is NONE:
             self._lease.begin()
             self.kind = TRAINING
         self._inferences = 0
-        self._wants_backward = True
+        self.wants_backward = True
         if not self._modules or not _among(self._modules, module):
             self._modules.append(ref(module))
 

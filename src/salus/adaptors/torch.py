@@ -177,19 +177,19 @@ class Watch:
             return
         try:
             usual = self._usual
-            if usual is not None:
-                known: Any = usual.module()
-                if (
-                    known is module
-                    and module.training
-                    and self.iterations.kind is NONE
-                    and is_grad_enabled()
-                    and usual.begin()
-                ):
-                    self.iterations.kind = TRAINING
-                    self._looking.pop(self._key, None)
-                    return
-                self._leave_usual()
+            known: Any = None if usual is None else usual.module()
+            if (
+                usual is not None
+                and known is module
+                and module.training
+                and self.iterations.kind is NONE
+                and is_grad_enabled()
+                and usual.begin()
+            ):
+                self.iterations.kind = TRAINING
+                self.iterations.wants_backward = True
+                self._looking.pop(self._key, None)
+                return
             if not (module._modules or module._parameters or module._buffers):
                 return
             if self._forward_began(module, module.training):
@@ -345,9 +345,14 @@ class Watch:
 
     def _wrap_backward(self, original: Any) -> Any:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if self._usual is not None or is_compiling() or not self.active:
+            if is_compiling() or not self.active:
                 return original(*args, **kwargs)
             iterations = self.iterations
+            if self._usual is not None:
+                kept = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
+                if iterations.kind is TRAINING and not kept and not iterations.backwards:
+                    return self._usual_backward(original, args, kwargs)
+                self._guarded(self._leave_usual)
             self._backwards += 1
             kept = True
             try:
@@ -370,6 +375,21 @@ class Watch:
                     iterations.fail(error)
 
         return backward
+
+    def _usual_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
+        running = self.iterations.backwards
+        running.append(None)
+        try:
+            result = original(*args, **kwargs)
+            self.iterations.wants_backward = False
+            return result
+        finally:
+            if self.iterations.stepped_in_backward:
+                self._guarded(self.iterations.backward_ended, True)
+            elif running:
+                running.pop()
+            # What comes may be an evaluation, instead of the step.
+            self._look()
 
     # Steps.
 
@@ -402,7 +422,9 @@ class Watch:
         try:
             usual = self._usual
             if usual is not None:
-                if usual.optimizer() is optimizer and self.iterations.kind is TRAINING and not self._step_began:
+                iterations = self.iterations
+                alike = iterations.kind is TRAINING and not iterations.backwards and not self._step_began
+                if alike and usual.optimizer() is optimizer:
                     self._step_began = True
                     return
                 self._leave_usual()
@@ -428,10 +450,14 @@ class Watch:
         try:
             usual = self._usual
             if usual is not None:
-                if usual.optimizer() is optimizer and self.iterations.kind is TRAINING and usual.end():
+                iterations, memory = self.iterations, self.memory
+                alike = iterations.kind is TRAINING and not iterations.backwards and usual.optimizer() is optimizer
+                captures = not (memory is not None and not memory.gpu_is_used) and _capturing()
+                if alike and not captures and usual.end():
                     self._step_began = False
                     self._steps_taken += 1
-                    self.iterations.kind = NONE
+                    iterations.kind = NONE
+                    iterations.wants_backward = False
                     self._looking[self._key] = self._pre_hook
                     return
                 self._leave_usual()

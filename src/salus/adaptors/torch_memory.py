@@ -353,4 +353,4 @@ class RoutedLease:
         self._lease.end(iterations)
 
     def usual(self) -> tuple[Callable[[], bool], Callable[[], bool]] | None:
-        return None if self._memory.active else self._lease.usual()
+        return None if self._memory.gpu_is_used else self._lease.usual()

@@ -211,18 +211,23 @@ class Lease:
         return (self._begin_usual, self._end_usual) if self._memory is None and _HAS_GIL else None
 
     def _begin_usual(self) -> bool:
-        words = self._words
+        words, now = self._words, _now_ns()
+        if words[_REVOKE] or not self._holding:
+            return False
         words[_STATE] = _ITERATING
         # In this order: whoever gives our lease up, or takes us to another page, takes the lock and then looks at the
         # state. (Python's own lock keeps the order.)
-        if words[_REVOKE] or not self._holding or self._lock.locked() or words is not self._words:
-            words[_STATE] = _BETWEEN
-            return False
-        now, paused_at = _now_ns(), words[_BEGAN]
-        words[_BEGAN] = now
-        if paused_at:
-            words[_BUSY] += min(now - paused_at, PAUSE_NS)
-        return True
+        sure = False
+        try:
+            sure = not (words[_REVOKE] or not self._holding or self._lock.locked()) and words is self._words
+        finally:
+            # Also where the handler of a signal raised.
+            if not sure:
+                words[_STATE] = _BETWEEN
+        if sure:
+            # Without memory on the device no time is counted between iterations.
+            words[_BEGAN] = now
+        return sure
 
     def _end_usual(self) -> bool:
         words = self._words
@@ -236,7 +241,16 @@ class Lease:
         words[_ITERATIONS] += 1
         words[_BOUNDARIES] += 1
         words[_STATE] = _BETWEEN
+        if words is not self._words or self._lock.locked():
+            self._bring_along(words)
         return True
+
+    def _bring_along(self, before: memoryview[int]) -> None:
+        """We may have been taken to another page in the middle of that."""
+        with self._lock:
+            if before is not self._words and self._managed:
+                for word in (_BEGAN, _BUSY, _ITERATIONS, _BOUNDARIES, _STATE):
+                    self._words[word] = before[word]
 
     # Taking and giving up; with the lock held, but for `_take`.
 
