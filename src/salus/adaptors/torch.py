@@ -29,13 +29,13 @@ import os
 from collections.abc import Callable
 from sys import _getframe
 from threading import get_ident
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
 from torch import is_grad_enabled
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from salus.adaptors.iterations import NONE, TRAINING, Iterations, is_running, set_installed
 from salus.adaptors.torch_memory import TorchMemory
@@ -43,6 +43,10 @@ from salus.client.say import say
 
 _cuda: Any = torch.cuda
 _modules: Any = torch.nn.modules.module
+# What `is_compiling` looks at, for the hooks of every iteration: one call instead of two. (Dynamo knows the first one.)
+_flags: Any = (
+    torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else SimpleNamespace(_is_compiling_flag=False)
+)
 _watch: Watch | None = None
 
 USUAL_AFTER = 8
@@ -173,7 +177,7 @@ class Watch:
             self._looking.pop(self._key, None)
 
     def _before_forward(self, module: Any, args: Any) -> None:
-        if is_compiling() or not self.active:
+        if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
             return
         try:
             usual = self._usual
@@ -345,7 +349,7 @@ class Watch:
 
     def _wrap_backward(self, original: Any) -> Any:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self.active:
+            if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
                 return original(*args, **kwargs)
             iterations = self.iterations
             if self._usual is not None:
@@ -417,7 +421,7 @@ class Watch:
         return __init__
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_compiling() or not self.active:
+        if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
             return
         try:
             usual = self._usual
@@ -445,7 +449,7 @@ class Watch:
             self.iterations.fail(error)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_compiling() or not self.active:
+        if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
             return
         try:
             usual = self._usual
