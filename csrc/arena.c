@@ -601,16 +601,16 @@ static int is_live(unsigned slot, const uint64_t *ranges, size_t count, size_t *
 }
 
 /* What there is of the lane at a boundary, in bytes. */
-struct found {
+struct occupancy {
     uint64_t live;      /* in the lane: to be promoted */
     uint64_t empty;     /* of what was promoted */
     uint64_t to_return; /* of that, what `settle` will give back */
 };
 
 /* Counts for how many boundaries what was promoted has been empty. */
-static struct found look_at_lane(const uint64_t *ranges, size_t count) {
+static struct occupancy look_at_lane(const uint64_t *ranges, size_t count) {
     unsigned least = now_ns() < arena.short_until ? 1 : RETURN_AFTER;
-    struct found sum = {0};
+    struct occupancy sum = {0};
     size_t next = 0;
     for (unsigned slot = 0; slot < arena.top; slot++) {
         struct slot *found = &arena.slots[slot];
@@ -634,7 +634,7 @@ static struct found look_at_lane(const uint64_t *ranges, size_t count) {
 static int promote(const uint64_t *ranges, size_t count) {
     int status = 0, fd;
     size_t next = 0;
-    struct found lane = {0};
+    struct occupancy lane = {0};
     ENTER;
     arena.impatient = 1;
     /* Suspended in mid-iteration, by a service that was killed then: there is no boundary before it has been resumed. */

@@ -23,11 +23,11 @@ import torch
 import train
 
 from salus.adaptors import torch as adaptor
+from salus.bench.hooks_job import SETTLES, put
+from salus.bench.hooks_job import STATES as STATES_OF
 
-STATES = ("bare", "sorted", "salus")
+STATES = STATES_OF["cuda"]
 WARM_UP, BLOCK, LEAST_ROUNDS = 20, 8, 10
-SETTLES = adaptor.USUAL_AFTER + 2
-"""Iterations after a change that do not count: only after a few alike are they what they will be."""
 ENOUGH = 5000
 """Iterations; it stops long before that, by the clock."""
 
@@ -35,9 +35,9 @@ ENOUGH = 5000
 class InAndOut:
     def __init__(self, seconds: float, go: str | None) -> None:
         watch = adaptor.installed()
-        if watch is None or watch.memory is None:
+        if watch is None:
             sys.exit("this is no job: run it under Salus")
-        self._watch, self._memory = watch, watch.memory
+        self._watch = watch
         self._seconds, self._go = seconds, go
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
@@ -74,10 +74,7 @@ class InAndOut:
             # In any order: each finds what the one before it has left.
             self._states = self._rng.sample(STATES, len(STATES))
         self._state, self._block, self._left = self._states.pop(), [], SETTLES + BLOCK - 1
-        self._watch.uninstall()
-        self._memory.sort(on=self._state != "bare")
-        if self._state == "salus":
-            self._watch.install()
+        put(self._watch, self._state)
 
 
 def main() -> None:

@@ -352,27 +352,27 @@ class Watch:
             if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
                 return original(*args, **kwargs)
             iterations = self.iterations
+            # (tensors, grad_tensors, retain_graph, create_graph): a graph that is kept may be run through again.
+            keeps = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
             if self._usual is not None:
-                kept = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
-                if iterations.kind is TRAINING and not kept and not iterations.backwards:
+                if iterations.kind is TRAINING and not keeps and not iterations.backwards:
                     return self._usual_backward(original, args, kwargs)
                 self._guarded(self._leave_usual)
             self._backwards += 1
-            kept = True
+            graph_is_gone = False
             try:
                 try:
                     iterations.backward_began()
                 except Exception as error:
                     iterations.fail(error)
                 result = original(*args, **kwargs)
-                # (tensors, grad_tensors, retain_graph, create_graph): a graph that is kept may be run through again.
-                kept = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
+                graph_is_gone = not keeps
                 return result
             finally:
-                if kept:
+                if not graph_is_gone:
                     self._odd = True
                 try:
-                    iterations.backward_ended(not kept)
+                    iterations.backward_ended(graph_is_gone)
                     if iterations.kind is TRAINING:
                         self._look()
                 except Exception as error:

@@ -22,6 +22,8 @@ from salus.bench.scripts.train import build
 
 STATES = {"cpu": ("bare", "salus"), "cuda": ("bare", "sorted", "salus")}
 WARM_UP = 30
+SETTLES = adaptor.USUAL_AFTER + 2
+"""The first iterations after a change are slower, and only after a few alike are they what they will be."""
 BATCH = 16
 
 
@@ -45,6 +47,15 @@ def one_iteration(model: str, device: str) -> Callable[[], None]:
     return iterate
 
 
+def put(watch: adaptor.Watch, state: str) -> None:
+    """Into one of `STATES`, between iterations. The first `SETTLES` iterations after that do not count."""
+    watch.uninstall()
+    if watch.memory is not None:
+        watch.memory.sort(on=state != "bare")
+    if state == "salus":
+        watch.install()
+
+
 def main(model: str, device: str, rounds: int, block: int) -> None:
     watch = adaptor.installed()
     if watch is None:
@@ -57,13 +68,8 @@ def main(model: str, device: str, rounds: int, block: int) -> None:
     for _ in range(rounds):
         # In either order: the second one finds what the first has left.
         for state in rng.sample(list(told), len(told)):
-            adaptor.uninstall()
-            if watch.memory is not None:
-                watch.memory.sort(on=state != "bare")
-            if state == "salus":
-                adaptor.install(watch.iterations, watch.memory)
-            # The first ones after a change are slower, and only after a few alike are they what they will be.
-            for _ in range(adaptor.USUAL_AFTER + 2):
+            put(watch, state)
+            for _ in range(SETTLES):
                 iterate()
             seconds = []
             for _ in range(block):
