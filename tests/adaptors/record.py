@@ -30,11 +30,11 @@ class RecordingLease:
         self.story.append(f"end {iterations}")
 
     def usual(self):
-        return (lambda: self._quickly(self.begin), lambda: self._quickly(self.end)) if self.quick else None
+        return (lambda: self._quickly(self.begin), lambda n: self._quickly(self.end, int(n))) if self.quick else None
 
-    def _quickly(self, do):
+    def _quickly(self, do, *args):
         if not self.somebody_waits:
-            do()
+            do(*args)
         return not self.somebody_waits
 
     @property

@@ -8,7 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from salus.adaptors import torch_memory  # noqa: E402
 from salus.adaptors.torch_memory import Known, Live, gpu_uuid  # noqa: E402
+from salus.client.arena import LEFT, PASSED, STAYS  # noqa: E402
 
 MIB = 1 << 20
 
@@ -104,3 +106,67 @@ def test_a_gpu_is_known_by_its_uuid_however_torch_writes_it():
 
     assert gpu_uuid(Properties()) == "GPU-1234-5678"
     assert gpu_uuid(object()) is None
+
+
+class Torch:
+    """Torch's private calls, which note where allocations go."""
+
+    def __init__(self) -> None:
+        self.goes_to: list[str] = []
+
+    def _cuda_beginAllocateToPool(self, device: int, pool: str) -> None:
+        assert not self.goes_to
+        self.goes_to.append(pool)
+
+    def _cuda_endAllocateToPool(self, device: int, pool: str) -> None:
+        assert self.goes_to.pop() == pool
+
+    def _cuda_releasePool(self, device: int, pool: str) -> None:
+        pass
+
+
+class Lane:
+    """An arena of which it can be said how the lane is left."""
+
+    def __init__(self, torch: Torch) -> None:
+        self._torch = torch
+        self.leaves = LEFT
+        self.when = [1, 2, 3, 4]
+        self.went_to: list[list[str]] = []
+
+    def segments(self) -> int:
+        return 1
+
+    def leave(self, *_: object) -> int:
+        self.went_to.append(list(self._torch.goes_to))
+        return self.leaves
+
+
+@pytest.fixture
+def sorting(monkeypatch):
+    fake = Torch()
+    monkeypatch.setattr(torch_memory, "_C", fake)
+    memory = torch_memory.TorchMemory(None)  # type: ignore[arg-type]
+    memory._device = 0
+    memory._private, memory._lane = (torch_memory.Pool(None, name) for name in ("private", "lane"))
+    memory._arena = Lane(fake)  # type: ignore[assignment]
+    memory._live = array.array("Q").__copy__  # type: ignore[method-assign]
+    memory._route(memory._private)
+    memory.active = True
+    return memory, fake
+
+
+@pytest.mark.parametrize("left", [LEFT, PASSED, STAYS])
+def test_a_lane_is_left_after_allocations_have_gone_elsewhere_and_only_one_that_is_kept_is_stayed_in(sorting, left):
+    memory, fake = sorting
+    assert memory.stay() and memory.stays and fake.goes_to == ["lane"]
+    memory._arena.leaves = left
+    assert memory.leave(0, 0, True)[0] == left
+    assert memory._arena.went_to == [["private"]]
+    assert memory.stays == (left == STAYS) and fake.goes_to == (["lane"] if left == STAYS else ["private"])
+
+
+def test_what_cannot_be_sorted_does_not_stay_in_a_lane(sorting):
+    memory, fake = sorting
+    memory.active = False
+    assert not memory.stay() and fake.goes_to == ["private"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -246,6 +247,152 @@ def calls_a_metric(process):
         metric(output, torch.zeros_like(output)).backward()
         metric(output.detach(), torch.zeros_like(output))
         process.optimizer.step()
+
+
+def goes_on(process):
+    process.rounds(6)
+
+
+def steps_once_more(process):
+    process.rounds(2)
+    process.optimizer.step()
+    process.note("once more")
+    process.rounds(3)
+
+
+def evaluates_in_between(process):
+    process.rounds(3)
+    evaluate(process.model, 3)
+    process.rounds(3)
+
+
+def trains_alone(process):
+    """The leader, and then the other one, for longer than a leader may be silent."""
+    train(process.model, process.optimizer, 3)
+    other = mlp()
+    train(other, sgd(other), 120)
+
+
+def looks_closer(process):
+    with api.iteration():
+        process.rounds(1)
+    with api.iteration():
+        pass
+    process.rounds(2)
+
+
+def plain(process):
+    """One forward, one backward, one step."""
+    process.rounds = lambda count: train(process.model, process.optimizer, count)
+
+
+def gan(process):
+    """Two modules and two optimizers, in turns."""
+    judge, maker = process.model, mlp()
+    both = process.optimizer, sgd(maker)
+
+    def rounds(count):
+        for x in batches(count):
+            for module, optimizer in zip((judge, maker), both, strict=True):
+                optimizer.zero_grad()
+                judge(x.detach())
+                module(x).square().mean().backward()
+                process.note("backward is over")
+                optimizer.step()
+
+    process.rounds = rounds
+
+
+def accumulates(process):
+    def rounds(count):
+        for x in batches(count):
+            for _ in range(3):
+                process.model(x).square().mean().backward()
+                process.note("backward is over")
+            process.optimizer.step()
+            process.optimizer.zero_grad()
+
+    process.rounds = rounds
+
+
+def in_its_step(process, evaluations=1):
+    """As Lightning does; and, with more of them, as LBFGS."""
+
+    def rounds(count):
+        for x in batches(count):
+
+            def closure(x=x):
+                for _ in range(evaluations):
+                    process.optimizer.zero_grad()
+                    loss = process.model(x).square().mean()
+                    loss.backward()
+                return loss
+
+            process.optimizer.step(closure)
+            process.note("step is over")
+
+    process.rounds = rounds
+
+
+def in_its_step_often(process):
+    in_its_step(process, 4)
+
+
+def says_that_there_is_no_closure(process):
+    """As Accelerate does."""
+
+    def rounds(count):
+        for x in batches(count):
+            process.model(x).square().mean().backward()
+            process.optimizer.step(None)
+
+    process.rounds = rounds
+
+
+SHAPES = [plain, gan, accumulates, in_its_step, in_its_step_often, says_that_there_is_no_closure]
+
+
+@pytest.mark.parametrize("script", [goes_on, steps_once_more, evaluates_in_between, trains_alone, looks_closer])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_iterations_of_every_shape_are_seen_as_always(shape, script, capfd):
+    stories = []
+    for quick in (False, True):
+        process = Watched(quick=quick)
+        adaptor.install(process.iterations)
+        try:
+            process.model = mlp()
+            process.optimizer = sgd(process.model)
+            shape(process)
+            process.rounds(adaptor.USUAL_AFTER + 3)
+            assert is_usual() == quick
+            process.lease.story.clear()
+            script(process)
+        finally:
+            adaptor.uninstall()
+        stories.append(process.lease.story)
+    assert stories[0] == stories[1]
+    assert "salus:" not in capfd.readouterr().err
+
+
+def test_a_capture_that_begins_is_no_iteration_like_the_others(usual):
+    graph = torch.cuda.CUDAGraph
+    assert graph.capture_begin.__wrapped__ is not None
+    with contextlib.suppress(Exception):  # there may be no GPU to capture on
+        graph.capture_begin(object.__new__(graph))
+    assert not is_usual()
+
+
+def test_where_captures_are_not_seen_there_is_no_short_way(monkeypatch, capfd):
+    monkeypatch.delattr(torch.cuda.CUDAGraph, "capture_begin")
+    process = Watched(quick=True)
+    adaptor.install(process.iterations)
+    try:
+        model = mlp()
+        train(model, sgd(model), adaptor.USUAL_AFTER + 2)
+        assert not is_usual()
+    finally:
+        adaptor.uninstall()
+    assert "captures" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

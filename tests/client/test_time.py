@@ -104,3 +104,25 @@ def test_on_the_processor_an_iteration_is_over_when_it_ends(job: Any) -> None:
     iterate(lease, clock, launch_ms=5, then_ms=45)
     assert page.used(clock.now) == (2, 10 * MS)
     assert page.words[Word.BEGAN_NS] == 0
+
+
+@pytest.mark.parametrize("works_on_ms", [0, 0.1, 30])
+def test_a_script_whose_device_has_just_finished_has_a_moment_to_come_along(job: Any, works_on_ms: float) -> None:
+    """It looks at its loss, long after the boundary; whoever waits begins to wait at that very moment."""
+    lease, _, clock = job
+    waits = [works_on_ms * MS]
+    lease._memory = gpu = Gpu(clock)
+
+    def wait() -> None:
+        clock.now += int(waits.pop() if waits else 0)
+
+    gpu.wait = wait  # type: ignore[attr-defined]
+    iterate(lease, clock, launch_ms=5, then_ms=45)
+    lease._wait_for_device()
+    assert not lease._give_up_if_idle() and lease._holding
+    clock.now += 2 * MS
+    lease._wait_for_device()
+    assert not lease._give_up_if_idle() and lease._holding
+    clock.now += 2 * MS
+    lease._wait_for_device()
+    assert lease._give_up_if_idle() and not lease._holding, "but it sits there"

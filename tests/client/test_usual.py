@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from salus.client.lease import Lease
-from salus.protocol.page import JobState, Word
+from salus.protocol.page import PAUSE_NS, JobState, Word
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_both_ways_leave_the_same_on_the_page(lease):
     assert quick is not None
     begin, end = quick
     found = []
-    for starts, stops in ((lease.begin, lease.end), (begin, end)):
+    for starts, stops in ((lease.begin, lease.end), (begin, lambda: end(1))):
         lease._words[:] = memoryview(bytearray(len(lease._words) * 8)).cast("Q")
         for _ in range(3):
             assert starts() in (None, True)
@@ -48,14 +48,14 @@ def test_it_does_nothing_where_somebody_waits_or_the_lease_is_being_given_up(lea
         return begin() is False and bytes(words) == before
 
     words[Word.REVOKE] = 1
-    assert refuses() and end() is False
+    assert refuses() and end(1) is False
     words[Word.REVOKE] = 0
     with lease._lock:
-        assert refuses() and end() is False
+        assert refuses() and end(1) is False
     lease._holding = False
     assert refuses()
     lease._holding = True
-    assert begin() is True and end() is True
+    assert begin() is True and end(1) is True
 
 
 def test_one_that_waits_for_a_lease_is_not_said_to_be_between_iterations(lease):
@@ -88,26 +88,72 @@ def test_one_that_is_taken_to_another_page_while_it_ends_brings_everything_along
         return time.monotonic_ns()
 
     monkeypatch.setattr("salus.client.lease._now_ns", taken_over)
-    assert end() is True
+    assert end(1) is True
     assert (new[Word.STATE], new[Word.ITERATIONS], new[Word.BEGAN_NS]) == (JobState.BETWEEN, 1, 0)
 
 
-def test_with_memory_on_the_device_there_is_no_short_way(lease):
-    lease._memory = object()  # type: ignore[assignment]
+class Staying:
+    """Memory whose job stays in its lane, or not."""
+
+    def __init__(self) -> None:
+        self.stays, self.can = False, True
+
+    def stay(self) -> bool:
+        self.stays = self.can
+        return self.can
+
+
+def test_with_memory_the_job_stays_in_its_lane_between_iterations_and_a_pause_is_its_time_too(lease):
+    lease._memory = memory = Staying()  # type: ignore[assignment]
+    begin, end = lease.usual()  # type: ignore[misc]
+    assert memory.stays and begin() and end(1)
+    words = lease._words
+    ended, busy = words[Word.BEGAN_NS], words[Word.BUSY_NS]
+    assert ended, "the device may work on"
+    assert begin() and words[Word.BUSY_NS] == busy + min(words[Word.BEGAN_NS] - ended, PAUSE_NS)
+    assert end(0) and words[Word.ITERATIONS] == 1 and words[Word.BOUNDARIES] == 2
+    memory.stays = False  # it left, or an iteration ended another way
+    before = bytes(words)
+    assert begin() is False and bytes(words) == before
+
+
+def test_who_does_not_hold_the_lease_or_cannot_stay_in_the_lane_has_no_short_way(lease):
+    lease._memory = memory = Staying()  # type: ignore[assignment]
+    lease._holding = False
+    assert lease.usual() is None and not memory.stays
+    lease._holding, memory.can = True, False
     assert lease.usual() is None
+
+
+def test_one_that_is_taken_to_another_page_while_it_begins_brings_everything_along(lease):
+    """The helper must not take it for one that sits between iterations, on the new page either."""
+    begin, _ = lease.usual()  # type: ignore[misc]
+    new = memoryview(bytearray(4096)).cast("Q")
+    new[Word.STATE] = JobState.BETWEEN
+
+    class Old(list):
+        def __setitem__(self, index, value):
+            super().__setitem__(index, value)
+            if index == Word.BEGAN_NS:
+                lease._words = new
+                assert lease._iterates()
+
+    lease._words = Old([0] * 64)  # type: ignore[assignment]
+    assert begin() is True and lease._words is new
+    assert new[Word.STATE] == JobState.ITERATING and new[Word.BEGAN_NS]
 
 
 def test_a_helper_that_gives_the_lease_up_and_a_script_that_begins_never_both_go_ahead(lease):
     """As the helper does it: with the lock, it looks at the state, and then the lease is not the script's any more."""
     begin, end = lease.usual()  # type: ignore[misc]
-    words, stop = lease._words, threading.Event()
+    stop = threading.Event()
     given_up = both = begun = 0
 
     def helper() -> None:
         nonlocal given_up
         while not stop.is_set():
             with lease._lock:
-                if words[Word.STATE] == JobState.BETWEEN and lease._holding:
+                if not lease._iterates() and lease._holding:
                     time.sleep(1e-5)  # waits for the device
                     lease._holding = False
                     given_up += 1
@@ -123,7 +169,7 @@ def test_a_helper_that_gives_the_lease_up_and_a_script_that_begins_never_both_go
                 begun += 1
                 for _ in range(20):
                     both += not lease._holding
-                while not end():
+                while not end(1):
                     both += not lease._holding
             else:
                 with lease._lock:

@@ -18,7 +18,7 @@ class HostMemory:
         self.arena = Arena(Path(library)) if library else Arena()
         self.live: dict[int, int] = {}
         """Addresses and sizes of what the job keeps in the lane."""
-        self.poison = False
+        self.poison = self.stays = False
         self.resumed = self.passed = 0
         self.works_until = 0.0
         """As a GPU does after the processor is done with an iteration."""
@@ -26,6 +26,9 @@ class HostMemory:
     def open(self, page_address: int, channel: int) -> None:
         self.arena.open("host", 0, page_address, channel)
         self.arena.trust(WHERE_IT_WAITS)
+
+    def stay(self) -> bool:
+        return False
 
     def will_yield(self) -> None:
         pass

@@ -56,7 +56,7 @@ class Lease(Protocol):
     def end(self, iterations: int = 1) -> None:
         """A boundary; 0 where the job may be switched out but nothing is counted."""
 
-    def usual(self) -> tuple[Callable[[], bool], Callable[[], bool]] | None:
+    def usual(self) -> tuple[Callable[[], bool], Callable[[int], bool]] | None:
         """`begin` and `end` in one short call each, while nobody else wants to run; False: nothing was done."""
 
 
@@ -86,7 +86,7 @@ class Iterations:
         self.has_optimizer = False
         self._has_backward = False
         self._leader: ReferenceType[Any] | None = None
-        self._steps_of_others = 0
+        self.steps_of_others = 0
         self._trained_in_eval: list[ReferenceType[Any]] = []
         # What is known about the open iteration. Where it is like all others, an adaptor keeps the public ones itself.
         self._thread = 0
@@ -191,21 +191,26 @@ class Iterations:
 
     # Iterations that are all alike.
 
-    def usual(self, optimizer: Any) -> tuple[Callable[[], bool], Callable[[], bool]] | None:
+    @property
+    def leader(self) -> Any:
+        return None if self._leader is None else self._leader()
+
+    def usual(self) -> tuple[Callable[[], bool], Callable[[int], bool]] | None:
         """For an adaptor that knows the iterations to come: how to begin and end them without this. None: it cannot be.
 
-        It keeps `kind`, `wants_backward` and `backwards` itself then, and calls `goes_on` when something else happens.
+        It keeps `kind`, `wants_backward`, `backwards` and `steps_of_others` itself then, and calls `goes_on` when
+        something else happens.
         """
-        if self.kind is not NONE or self.failed or self._leader is None or self._leader() is not optimizer:
+        if self.kind is not NONE or self.failed:
             return None
         self._with_graph = None
         return self._lease.usual()
 
-    def goes_on(self, module: Any) -> None:
+    def goes_on(self, modules: list[ReferenceType[Any]]) -> None:
         """An iteration that was begun without this is one like all others from here on."""
         with self._lock:
             if self.kind is TRAINING:
-                self._modules = [ref(module)]
+                self._modules = modules
 
     # Explicit marks.
 
@@ -305,13 +310,13 @@ class Iterations:
         )
 
     def _counts(self, optimizer: Any) -> bool:
-        leader = None if self._leader is None else self._leader()
+        leader = self.leader
         if leader is not optimizer:
-            self._steps_of_others += 1
-            if leader is not None and self._steps_of_others < LEADER_SILENT_STEPS:
+            self.steps_of_others += 1
+            if leader is not None and self.steps_of_others < LEADER_SILENT_STEPS:
                 return False
             self._leader = ref(optimizer)
-        self._steps_of_others = 0
+        self.steps_of_others = 0
         return self._one()
 
     def _one(self) -> bool:

@@ -9,9 +9,9 @@ How each is seen:
 - a call into compiled code: by wrapping what `torch.compile` returns, since hooks inside it run only while torch
   compiles. (A compiled module is a module; the pre-hook sees it.)
 
-Most scripts do the same in every iteration: one forward of one module, one backward, one step of one optimizer. Once
-they have for a while, hooks do only what such an iteration needs (`_Usual`), until something else happens or somebody
-waits.
+Most scripts do the same in every iteration: forwards of the same module, backwards, one step of the same optimizer; or
+two of each in turns, or all of it inside the step. Once they have for a while, hooks do only what such an iteration
+needs (`_Usual`), until something else happens or somebody waits.
 
 Rules: a hook returns at once while torch compiles, changes no argument and no result, and never raises: on an error in
 here everything is taken out again and `Iterations.fail` says so. A torch that lacks something is done without; it is
@@ -37,7 +37,14 @@ import torch
 from torch import is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from salus.adaptors.iterations import NONE, TRAINING, Iterations, is_running, set_installed
+from salus.adaptors.iterations import (
+    LEADER_SILENT_STEPS,
+    NONE,
+    TRAINING,
+    Iterations,
+    is_running,
+    set_installed,
+)
 from salus.adaptors.torch_memory import TorchMemory
 from salus.client.say import say
 
@@ -51,15 +58,27 @@ _watch: Watch | None = None
 
 USUAL_AFTER = 8
 """So many iterations that were alike are followed by more of the same, it is assumed."""
+MOST_USUAL = 4
+"""Modules and optimizers of such iterations, each."""
+
+
+class _Stepping(NamedTuple):
+    """An optimizer that ends iterations."""
+
+    optimizer: ReferenceType[Any]
+    closure: bool
+    """They begin with its step, too."""
+    counted: bool = False
+    """It leads (`iterations`)."""
 
 
 class _Usual(NamedTuple):
-    """What all iterations consist of, lately."""
+    """What all iterations consist of, lately. By their ids: to be equal is something else for a module."""
 
-    module: ReferenceType[Any]
-    optimizer: ReferenceType[Any]
+    modules: dict[int, ReferenceType[Any]]
+    optimizers: dict[int, _Stepping]
     begin: Callable[[], bool]
-    end: Callable[[], bool]
+    end: Callable[[int], bool]
 
 
 def install(iterations: Iterations, memory: TorchMemory | None = None) -> None:
@@ -102,11 +121,13 @@ class Watch:
         self._key = 0  # ours in that dictionary, and in a module's own while its call is followed
         self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed
         self._usual: _Usual | None = None
-        # Of the iterations of late: how many were alike, and what the open one had so far.
+        # Of the iterations of late: how many were alike, what they had, and whether the open one began with its step or
+        # had something that no other should have.
         self._alike = 0
-        self._forwards = self._backwards = 0
-        self._odd = False
-        self._module: ReferenceType[Any] | None = None
+        self._modules: dict[int, ReferenceType[Any]] = {}
+        self._stepping: dict[int, _Stepping] = {}
+        self._closure = self._odd = False
+        self._sees_captures = False
         # One object for good: torch.compile guards on which hooks there are, and a new one would compile again.
         self._pre_hook = self._before_forward
 
@@ -121,6 +142,7 @@ class Watch:
             "backwards": lambda: self._wrap(torch.autograd, "backward", self._wrap_backward),
             "skipped steps": self._install_scaler,
             "modes": lambda: self._wrap(torch.nn.Module, "train", self._wrap_train),
+            "captures": lambda: self._wrap(_cuda.CUDAGraph, "capture_begin", self._wrap_capture),
             "compiled calls": lambda: self._wrap(torch, "compile", self._wrap_compile),
             "compile's warnings": lambda: self._wrap(_modules, "_has_any_global_hook", self._wrap_has_hooks),
         }
@@ -181,19 +203,16 @@ class Watch:
             return
         try:
             usual = self._usual
-            known: Any = None if usual is None else usual.module()
-            if (
-                usual is not None
-                and known is module
-                and module.training
-                and self.iterations.kind is NONE
-                and is_grad_enabled()
-                and usual.begin()
-            ):
-                self.iterations.kind = TRAINING
-                self.iterations.wants_backward = True
-                self._looking.pop(self._key, None)
-                return
+            if usual is not None:
+                known: Any = usual.modules.get(id(module))
+                iterations = self.iterations
+                if known is not None and known() is module and module.training and is_grad_enabled():
+                    kind = iterations.kind
+                    if kind is TRAINING or (kind is NONE and usual.begin()):
+                        iterations.kind = TRAINING
+                        iterations.wants_backward = True
+                        self._looking.pop(self._key, None)
+                        return
             if not (module._modules or module._parameters or module._buffers):
                 return
             if self._forward_began(module, module.training):
@@ -225,28 +244,41 @@ class Watch:
     def _leave_usual(self) -> None:
         usual, self._usual = self._usual, None
         self._alike, self._odd = 0, True
-        if usual is not None and self.iterations.kind is TRAINING and (module := usual.module()) is not None:
-            self.iterations.goes_on(module)
+        if usual is not None and self.iterations.kind is TRAINING:
+            self.iterations.goes_on([known for known in usual.modules.values() if known() is not None])
 
     def _was_alike(self, optimizer: Any) -> None:
         """An iteration has ended with a step. If it was like those before it, so may be the ones to come."""
-        alike = self._forwards == self._backwards == 1 and not self._odd
-        self._forwards = self._backwards = 0
-        self._odd = False
-        self._alike = self._alike + 1 if alike else 0
-        if self._alike >= USUAL_AFTER and self._module is not None and self._looking is not None:
+        odd, closure = self._odd, self._closure
+        self._odd = self._closure = False
+        known = self._stepping.get(id(optimizer))
+        if known is None or known.optimizer() is not optimizer or known.closure != closure:
             self._alike = 0
-            quick = self.iterations.usual(optimizer)
-            if quick is not None and self._module() is not None:
-                self._usual = _Usual(self._module, ref(optimizer), *quick)
+            self._stepping = _with(self._stepping, id(optimizer), _Stepping(ref(optimizer), closure))
+        elif odd:
+            self._alike = 0
+        else:
+            self._alike += 1
+        if self._alike >= USUAL_AFTER and self._looking is not None and self._sees_captures:
+            self._alike = 0
+            leader = self.iterations.leader
+            optimizers = {
+                key: known._replace(counted=known.optimizer() is leader) for key, known in self._stepping.items()
+            }
+            quick = self.iterations.usual() if any(known.counted for known in optimizers.values()) else None
+            if quick is not None:
+                self._usual = _Usual(self._modules, optimizers, *quick)
 
     def _forward_began(self, module: Any, training: bool) -> bool:
         iterations = self.iterations
         if self._usual is not None:
             self._leave_usual()
-        self._forwards += 1
-        if self._module is None or self._module() is not module:
-            self._module, self._odd = ref(module), True
+        known = self._modules.get(id(module))
+        if known is None or known() is not module:
+            self._modules = _with(self._modules, id(module), ref(module))
+            self._odd = True
+        if not training or not is_grad_enabled():
+            self._odd = True
         stepping = self._step_began and self._is_in_step(_getframe(1))
         followed = iterations.forward(module, training, is_grad_enabled(), stepping)
         self._ignore_forwards()
@@ -332,6 +364,16 @@ class Watch:
         if stepped is not None and not _capturing():
             self.iterations.step_ended(stepped)
 
+    def _wrap_capture(self, original: Any) -> Any:
+        def capture_begin(*args: Any, **kwargs: Any) -> Any:
+            # What follows is no iteration like the others, and must not end like one.
+            if self._usual is not None:
+                self._guarded(self._leave_usual)
+            return original(*args, **kwargs)
+
+        self._sees_captures = True
+        return capture_begin
+
     def _wrap_has_hooks(self, original: Any) -> Any:
         def has_any_global_hook() -> bool:
             """As torch's own, but for ours: torch.compile would warn that it fires twice, which it does not."""
@@ -358,7 +400,6 @@ class Watch:
                 if iterations.kind is TRAINING and not keeps and not iterations.backwards:
                     return self._usual_backward(original, args, kwargs)
                 self._guarded(self._leave_usual)
-            self._backwards += 1
             graph_is_gone = False
             try:
                 try:
@@ -392,8 +433,9 @@ class Watch:
                 self._guarded(self.iterations.backward_ended, True)
             elif running:
                 running.pop()
-            # What comes may be an evaluation, instead of the step.
-            self._look()
+            if not self._step_began:
+                # What comes may be an evaluation, instead of the step.
+                self._look()
 
     # Steps.
 
@@ -426,10 +468,7 @@ class Watch:
         try:
             usual = self._usual
             if usual is not None:
-                iterations = self.iterations
-                alike = iterations.kind is TRAINING and not iterations.backwards and not self._step_began
-                if alike and usual.optimizer() is optimizer:
-                    self._step_began = True
+                if self._usual_step_began(usual, optimizer, args, kwargs):
                     return
                 self._leave_usual()
             if self._step_began:
@@ -437,16 +476,34 @@ class Watch:
             elif self._step_code is None:
                 self._step_code = _getframe(1).f_code
             self._step_began = True
+            # With a closure the forward runs inside the step, and that is no state of the optimizer's.
+            closure = _has_closure(args, kwargs)
+            if closure:
+                self._closure = self.iterations.kind is NONE
+                self._odd = self._odd or not self._closure
             self.iterations.step_began()
             memory = self.memory
-            # With a closure the forward runs inside the step, and that is no state of the optimizer's.
-            closure = len(args) > 1 or "closure" in kwargs
-            self._odd = self._odd or closure
             if memory is not None and memory.active and not closure and not optimizer.state:
                 memory.first_step_began()
                 self._makes_state = True
         except Exception as error:
             self.iterations.fail(error)
+
+    def _usual_step_began(self, usual: _Usual, optimizer: Any, args: Any, kwargs: Any) -> bool:
+        known, iterations = usual.optimizers.get(id(optimizer)), self.iterations
+        if known is None or known.optimizer() is not optimizer or self._step_began or iterations.backwards:
+            return False
+        if known.closure != ((len(args) > 1 or bool(kwargs)) and _has_closure(args, kwargs)):
+            return False
+        if known.closure:
+            if iterations.kind is not NONE or not usual.begin():
+                return False
+            iterations.kind = TRAINING
+            self._looking.pop(self._key, None)
+        elif iterations.kind is not TRAINING:
+            return False
+        self._step_began = True
+        return True
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
@@ -454,12 +511,18 @@ class Watch:
         try:
             usual = self._usual
             if usual is not None:
-                iterations, memory = self.iterations, self.memory
-                alike = iterations.kind is TRAINING and not iterations.backwards and usual.optimizer() is optimizer
-                captures = not (memory is not None and not memory.gpu_is_used) and _capturing()
-                if alike and not captures and usual.end():
+                iterations, known = self.iterations, usual.optimizers.get(id(optimizer))
+                if (
+                    known is not None
+                    and known.optimizer() is optimizer
+                    and iterations.kind is TRAINING
+                    and not iterations.backwards
+                    and (known.counted or iterations.steps_of_others < LEADER_SILENT_STEPS - 1)
+                    and usual.end(known.counted)
+                ):
                     self._step_began = False
                     self._steps_taken += 1
+                    iterations.steps_of_others = 0 if known.counted else iterations.steps_of_others + 1
                     iterations.kind = NONE
                     iterations.wants_backward = False
                     self._looking[self._key] = self._pre_hook
@@ -525,6 +588,16 @@ def _after_forward(module: Any, _args: Any, _result: Any) -> None:
     """The hook on one module during one call. A plain function, so that the module can still be copied and pickled."""
     if _watch is not None and not is_compiling():
         _watch.after_forward(module, _getframe(1))
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    """Of a step; the first of its arguments is the optimizer."""
+    return any(arg is not None for arg in args[1:]) or kwargs.get("closure") is not None
+
+
+def _with(known: dict[int, Any], key: int, value: Any) -> dict[int, Any]:
+    """A few more than those; where it would be too many, none but the new one."""
+    return {**(known if len(known) < MOST_USUAL else {}), key: value}
 
 
 class _Token:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from salus.client.arena import LEFT, PASSED, SMALLEST_SLOT_BYTES, STAYS, Arena, ranges
-from salus.client.lease import WHERE_IT_WAITS, Lease
+from salus.client.lease import WHERE_IT_WAITS, Lease, Usual
 from salus.client.say import say
 from salus.errors import SalusError
 
@@ -156,7 +156,8 @@ class TorchMemory:
         """Or may be, for all that is known."""
         self._poison = os.environ.get("SALUS_POISON") == "1"
         self._routed: Pool | None = None
-        """The pool that allocations go to."""
+        """The pool that allocations go to. Changed by whoever iterates, or between iterations with the lease's lock."""
+        self.stays = False
         self._known = Known()
         self._trace: list[tuple[str, int]] | None = [] if os.environ.get("SALUS_TRACE") else None
         """When each step of a hand-over was done, for benchmarks; their order is in bench/switch_gpu.py."""
@@ -217,13 +218,27 @@ class TorchMemory:
             if self.active:
                 self._lives_nowhere(set())
 
+    def stay(self) -> bool:
+        if self.active:
+            self._route(self._lane)
+        return self.stays
+
     def leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
+        stayed = self.stays
+        left, since = self._leave(word, ticket, wants_more)
+        if left == STAYS and stayed:
+            self.stay()
+        return left, since
+
+    def _leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
         try:
             if not self.active:
                 self._arena.wait()
                 return LEFT, time.monotonic_ns()
             if self._trace is not None:
                 self._mark("idle" if _cuda.current_stream(self._device).query() else "yields")
+            # First of all: what is allocated from here on is not in the lane, and what was before is found there.
+            self._route(self._private)
             # While the GPU works on; what is freed from here on is promoted for nothing, and never wrongly kept.
             live = self._live()
             self._mark("sorted")
@@ -311,10 +326,10 @@ class TorchMemory:
         if before is not None:
             _C._cuda_endAllocateToPool(device, before.id)
             _C._cuda_releasePool(device, before.id)
-            self._routed = None
+            self._routed, self.stays = None, False
         if pool is not None:
             _C._cuda_beginAllocateToPool(device, pool.id)
-            self._routed = pool
+            self._routed, self.stays = pool, pool is self._lane
 
     def _reclaim(self) -> None:
         """Lets torch take back blocks that other streams are done with. Up to 2.12 it does so outside any pool only."""
@@ -352,5 +367,5 @@ class RoutedLease:
             self._memory.iteration_ended()
         self._lease.end(iterations)
 
-    def usual(self) -> tuple[Callable[[], bool], Callable[[], bool]] | None:
-        return None if self._memory.gpu_is_used else self._lease.usual()
+    def usual(self) -> Usual | None:
+        return self._lease.usual()

@@ -73,12 +73,20 @@ _now_ns = time.monotonic_ns
 _HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
+Usual = tuple[Callable[[], bool], Callable[[int], bool]]
+
 WHERE_IT_WAITS: str = (lambda: 0).__code__.co_filename
 """This file, as it stands in the frames of those who wait here for a lease."""
 
 
 class Memory(Protocol):
     """What a framework's adaptor does with memory around a lease."""
+
+    stays: bool
+    """Allocations are made in the lane; between iterations too, since `stay`."""
+
+    def stay(self) -> bool:
+        """The job holds its lease, and stays in its lane between iterations until `leave`. False: it cannot."""
 
     def open(self, page_address: int, channel: int) -> None:
         """The service is there: opens the arena. Raises `SalusError` where that cannot be."""
@@ -131,10 +139,12 @@ class Lease:
         """The service knows that we want a lease."""
         self._taken = 0
         """Grants that were used up."""
+        self._begins = False
+        """An iteration is about to, without the lock."""
         self._ended_ns = 0
         """When the last iteration did."""
-        self._rested_ns = 0
-        """When the helper last saw the device finish what it had to do."""
+        self._rested_ns, self._rested_after = 0, -1
+        """Since when the device rests for all the helper knows, and after which boundary."""
         self._memory: Memory | None = None
         self._batons: BatonPage | None = None
         self._announced_ns = 0
@@ -205,45 +215,62 @@ class Lease:
     # The same for a job that holds its lease and that nobody waits for, without the lock and in one call each. What is
     # cold costs: at a boundary the caches are full of the script's numbers.
 
-    def usual(self) -> tuple[Callable[[], bool], Callable[[], bool]] | None:
-        """Quick ones for iterations that are all alike, which do all or nothing (False). None: not here."""
-        # Where memory moves with the lease there is more to do.
-        return (self._begin_usual, self._end_usual) if self._memory is None and _HAS_GIL else None
+    def usual(self) -> Usual | None:
+        """Quick ones for iterations that are all alike, which do all or nothing (False). None: not here.
+
+        With memory, the job stays in its lane between iterations too, until it leaves it.
+        """
+        if not _HAS_GIL:
+            return None
+        with self._lock:
+            if self._memory is not None and not (self._holding and self._memory.stay()):
+                return None
+        return self._begin_usual, self._end_usual
 
     def _begin_usual(self) -> bool:
-        words, now = self._words, _now_ns()
-        if words[_REVOKE] or not self._holding:
-            return False
-        words[_STATE] = _ITERATING
-        # In this order: whoever gives our lease up, or takes us to another page, takes the lock and then looks at the
-        # state. (Python's own lock keeps the order.)
-        sure = False
+        words, memory, now = self._words, self._memory, _now_ns()
+        # In this order: whoever gives our lease up, or takes us to another page, takes the lock and then looks whether
+        # we begin. (Python's own lock keeps the order.)
+        self._begins = True
         try:
-            sure = not (words[_REVOKE] or not self._holding or self._lock.locked()) and words is self._words
+            if words[_REVOKE] or not self._holding or self._lock.locked() or words is not self._words:
+                return False
+            if memory is not None:
+                if not memory.stays:
+                    return False
+                paused_at = words[_BEGAN]
+                words[_BEGAN] = now
+                if paused_at:
+                    words[_BUSY] += min(now - paused_at, PAUSE_NS)
+            else:
+                words[_BEGAN] = now
+            words[_STATE] = _ITERATING
+            if words is not self._words or self._lock.locked():
+                self._bring_along(words)
+            return True
         finally:
             # Also where the handler of a signal raised.
-            if not sure:
-                words[_STATE] = _BETWEEN
-        if sure:
-            # Without memory on the device no time is counted between iterations.
-            words[_BEGAN] = now
-        return sure
+            self._begins = False
 
-    def _end_usual(self) -> bool:
+    def _end_usual(self, iterations: int) -> bool:
         words = self._words
         if words[_REVOKE] or self._lock.locked():
             return False
         began = words[_BEGAN]
         self._ended_ns = now = _now_ns()
-        words[_BEGAN] = 0
+        words[_BEGAN] = 0 if self._memory is None else now
         if began:
             words[_BUSY] += now - began
-        words[_ITERATIONS] += 1
+        words[_ITERATIONS] += iterations
         words[_BOUNDARIES] += 1
         words[_STATE] = _BETWEEN
         if words is not self._words or self._lock.locked():
             self._bring_along(words)
         return True
+
+    def _iterates(self) -> bool:
+        """For whoever has the lock: an iteration is open. In this order, which is the other way round in there."""
+        return self._begins or self._words[_STATE] == _ITERATING
 
     def _bring_along(self, before: memoryview[int]) -> None:
         """We may have been taken to another page in the middle of that."""
@@ -621,6 +648,7 @@ class Lease:
                     continue
                 self._page(connection)
                 passed = self._words[_BOUNDARIES]
+                self._wait_for_device()
                 while self._managed and self._words[_CONTENDED]:
                     if connection.something_comes_within(MOMENT_S):
                         break
@@ -656,17 +684,19 @@ class Lease:
         Given up before, the lease would cost it its gradients: they are still alive, and would be promoted.
         """
         if self._memory is not None and self._holding and self._words[_STATE] == _BETWEEN:
-            began = _now_ns()
+            began, boundary = _now_ns(), self._words[_BOUNDARIES]
             self._memory.wait()
-            if _now_ns() - began > NOTABLE_NS:
-                self._rested_ns = _now_ns()
+            now = _now_ns()
+            # At the first look it may have finished just now, and the script be on its way.
+            if now - began > NOTABLE_NS or boundary != self._rested_after:
+                self._rested_ns, self._rested_after = now, boundary
 
     def _give_up_if_idle(self) -> bool:
         """True when there is no lease to give up, now or any more."""
         words = self._words
         if words[_STATE] == _WAITING:
             return True
-        if words[_STATE] == _ITERATING or _now_ns() - max(self._ended_ns, self._rested_ns) < MOMENT_S * 1e9:
+        if self._iterates() or _now_ns() - max(self._ended_ns, self._rested_ns) < MOMENT_S * 1e9:
             return False
         if not self._holding:
             # A lease may have come for which the main thread had asked in advance, and has not come to fetch.
