@@ -260,17 +260,18 @@ def test_a_hand_over_on_a_gpu_is_from_idle_to_ours_between_two_jobs():
         # Every other time the GPU still works when the job yields.
         mine += [["idle" if turn % 4 < 2 else "yields", at], ["sorted", at + 10_000], ["promoted", at + 20_000]]
         mine += [["waited", at + 50_000], ["left", at + 60_000], ["passed", at + 70_000]]
-        others += [["seen", at + 80_000], ["ours", at + 100_000]]
+        others += [["woke", at + (75_000 if turn % 4 else 5_000)], ["seen", at + 80_000], ["ours", at + 100_000]]
     found = switch_gpu.hand_overs(traces)
     assert found is not None and found["count"] == 100 - 2 * switch_gpu.FIRST - 1
     assert (found["median_us"], found["max_us"]) == (50.0, 100.0), "50 where the GPU had to be waited for"
     assert found["parts_us"]["idle to sorted"] == 10.0, "of those in which the GPU was idle"
     assert found["parts_us"]["promoted to waited"] == 30.0 and found["parts_us"]["seen to ours"] == 20.0
     assert (found["busy_us"][0], found["busy_us"][-1]) == (0.0, 50.0)
+    assert 0.74 < found["asleep"] < 0.76, "the others were awake when it came"
     assert switch_gpu.hand_overs([trace[:60] for trace in traces]) is None, "those are too few"
     rows = switch_gpu.verdicts({"sides": {"every boundary": found}})
-    assert [row[3] for row in rows] == [True, True, True]
-    assert "seen to ours 20" in rows[-1][1]
+    assert [row[3] for row in rows] == [True, True, True, True]
+    assert "seen to ours 20" in rows[-2][1]
 
 
 def test_what_hooks_add_is_compared_round_by_round():

@@ -274,7 +274,9 @@ class TorchMemory:
         return self._arena.pass_on(word, ticket, wants_more)
 
     def after_grant(self) -> bool:
-        self._mark("seen")
+        if self._trace is not None:
+            self._trace.append(("woke", self._lease.woke_ns))
+            self._mark("seen")
         brought = not self.active or self._arena.resume(poison=self._poison)
         self._mark("ours")
         return brought

@@ -28,7 +28,7 @@ STEPS = ("idle", "sorted", "promoted", "waited", "left", "passed", "seen", "ours
 """In this order. `sorted`: what lives in the lane is known; `promoted`: it is the job's own; `waited`: the GPU is idle
 for certain; `seen`: by the next job. Where the GPU still works at first, the job `yields`; it is idle when `waited`."""
 TAKEN = ("seen", "ours")
-"""Those are the next job's."""
+"""Those are the next job's. It `woke` before all that, unless it was asleep when the lease came."""
 
 
 def measure(say: Say, iterations: int) -> dict[str, Any]:
@@ -60,8 +60,11 @@ def hand_overs(traces: list[list[list[Any]]]) -> dict[str, Any] | None:
     found: list[dict[str, float]] = []
     leaves: dict[str, float] = {}
     who = -1
+    woke: dict[int, float] = {}
     for at, what, job in moments:
-        if what in ("idle", "yields"):
+        if what == "woke":
+            woke[job] = at
+        elif what in ("idle", "yields"):
             leaves, who = {what: at}, job
         elif job == who or (what in TAKEN and leaves):
             leaves[what] = at
@@ -70,7 +73,7 @@ def hand_overs(traces: list[list[list[Any]]]) -> dict[str, Any] | None:
         if what == "ours":
             taken[job] += 1
             if job != who and "idle" in leaves and min(taken.values()) > FIRST:
-                found.append(leaves)
+                found.append({**leaves, "woke": woke.get(job, 0)})
             leaves, who = {}, -1
     if len(found) < FEWEST:
         return None
@@ -80,7 +83,13 @@ def hand_overs(traces: list[list[list[Any]]]) -> dict[str, Any] | None:
     return {
         "count": len(gaps), **spread(gaps, "us"), "parts_us": _parts(found), "parts_of_slowest_us": _parts(slowest),
         "busy_us": _busy(found), "busy_of_slowest_us": _busy(slowest),
+        "asleep": _asleep(found), "asleep_of_slowest": _asleep(slowest),
     }  # fmt: skip
+
+
+def _asleep(found: list[dict[str, float]]) -> float:
+    """The part of them in which the next job was asleep when the lease was passed on."""
+    return sum("passed" in one and one["woke"] > one["passed"] for one in found) / len(found)
 
 
 def _busy(found: list[dict[str, float]]) -> list[float]:
@@ -114,4 +123,7 @@ def verdicts(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
             )
         parts = ", ".join(f"{what} {took:.0f}" for what, took in found.get("parts_us", {}).items())
         rows.append((f"of that, {side}", f"{parts} us", "", True))
+        asleep = f"{found['asleep']:.1%}; of the slowest {found['asleep_of_slowest']:.0%}" if "asleep" in found else ""
+        if asleep:
+            rows.append((f"the next job was asleep, {side}", asleep, "", True))
     return rows

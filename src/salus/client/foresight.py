@@ -6,9 +6,9 @@ when it is about to come, and asleep before that. Times in nanoseconds.
 
 from __future__ import annotations
 
-EARLY_NS = 300_000
+EARLY_NS = 500_000
 """To be awake in time."""
-LATE_NS = 1_000_000
+LATE_NS = 2_000_000
 """At least so long after it should have come it is still looked for."""
 WIDEST_NS = 4_000_000
 """One that comes and goes as it likes is not looked for at all, but slept for."""

@@ -151,6 +151,8 @@ class Lease:
         """When the service was told that we will yield; 0: it was not."""
         self._until_coming, self._until_passed = Foresight(0), Foresight(AWAKE_NS)
         """From our ticket to the boundary of the one before us, and from there to the lease."""
+        self.woke_ns = 0
+        """When it last did while it waited for a lease."""
         self._spent = 0
         """The last ticket that a lease came with, or could have."""
         self._must_detach = False
@@ -343,6 +345,7 @@ class Lease:
 
     def _poll(self, ticket: int, at_most_ms: int | None) -> None:
         (self._bell_poll if ticket else self._grant_poll).poll(at_most_ms)
+        self.woke_ns = _now_ns()
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._grant_event)
         batons = self._batons
