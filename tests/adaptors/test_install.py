@@ -275,3 +275,28 @@ assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == done.stderr == ""
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_an_optimizer_makes_its_state_once_or_has_none(momentum):
+    class Memory:
+        active = gpu_is_used = True
+
+        def __init__(self):
+            self.story = []
+
+        def first_step_began(self):
+            self.story.append("began")
+
+        def first_step_ended(self):
+            self.story.append("ended")
+
+    memory, process = Memory(), Watched()
+    adaptor.install(process.iterations, memory)
+    try:
+        for _ in range(2):
+            model = mlp()
+            train(model, sgd(model, momentum=momentum), 4)
+    finally:
+        adaptor.uninstall()
+    assert memory.story == 2 * ["began", "ended"]

@@ -74,9 +74,11 @@ def test_parts_are_judged_by_what_each_should_have():
 
 
 def test_overhead_is_told_from_the_weather():
-    bare, salus = [0.010] * 40, [0.0102] * 40
-    found = overhead._compare({"model": "tiny", "seconds": {"bare": bare, "salus": salus, "again": bare}})
-    assert found["ratio"] == pytest.approx(1.02) and found["bare_to_bare"] == pytest.approx(1.0)
+    bare = [0.010 + 0.001 * (number % 7) for number in range(40)]
+    salus, again = [one + 0.00026 for one in bare], [one + 0.00013 for one in bare]
+    found = overhead._compare({"model": "tiny", "seconds": {"bare": bare, "salus": salus, "again": again}})
+    assert found["ratio"] == pytest.approx(1.015) and found["bare_to_bare"] == pytest.approx(1.01)
+    assert found["error"] < 1e-9 and found["turns"] == 40
     assert overhead._compare({"model": "tiny", "failed": "no"}) == {"failed": "no"}
 
 

@@ -4,7 +4,7 @@
 
 From one process to the next the same script differs by several percent on a shared machine, and by no more than a few
 thousandths from one block of iterations to the next. Prints one line of JSON: the seconds of an iteration, at the
-median of each block, for each state, round by round. `sorted`: no hooks, but memory from Salus's pools.
+median of each block, for each state, round by round. `again` is bare once more: what can be told apart.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ import train
 
 from salus.adaptors import torch as adaptor
 from salus.bench.hooks_job import SETTLES, put
-from salus.bench.hooks_job import STATES as STATES_OF
 
-STATES = STATES_OF["cuda"]
-WARM_UP, BLOCK, LEAST_ROUNDS = 20, 8, 10
+STATES = ("bare", "salus", "again")
+WARM_UP, BLOCK, LEAST_ROUNDS = 20, 5, 6
 ENOUGH = 5000
 """Iterations; it stops long before that, by the clock."""
 

@@ -116,6 +116,7 @@ class Watch:
         self._steps_nest = False  # or have raised, or run in several threads: only the stack tells which is outermost
         self._steps_taken = 0
         self._makes_state = False  # the step that runs
+        self._stateless: dict[int, ReferenceType[Any]] = {}  # optimizers that had none after a step
         self._optimizers: list[ReferenceType[Any]] = []
         self._looking: Any = None  # torch's dictionary of forward pre-hooks
         self._key = 0  # ours in that dictionary, and in a module's own while its call is followed
@@ -483,11 +484,17 @@ class Watch:
                 self._odd = self._odd or not self._closure
             self.iterations.step_began()
             memory = self.memory
-            if memory is not None and memory.active and not closure and not optimizer.state:
+            if memory is not None and memory.active and not closure and self._will_make_state(optimizer):
                 memory.first_step_began()
                 self._makes_state = True
         except Exception as error:
             self.iterations.fail(error)
+
+    def _will_make_state(self, optimizer: Any) -> bool:
+        if optimizer.state:
+            return False
+        known = self._stateless.get(id(optimizer))
+        return known is None or known() is not optimizer
 
     def _usual_step_began(self, usual: _Usual, optimizer: Any, args: Any, kwargs: Any) -> bool:
         known, iterations = usual.optimizers.get(id(optimizer)), self.iterations
@@ -535,6 +542,8 @@ class Watch:
             memory = self.memory
             if self._makes_state:
                 self._makes_state = False
+                if not optimizer.state:
+                    self._stateless = _with(self._stateless, id(optimizer), ref(optimizer))
                 if memory is not None and self.iterations.kind is not NONE:
                     memory.first_step_ended()
             if (memory is not None and not memory.gpu_is_used) or not _capturing():

@@ -17,6 +17,7 @@ from salus.bench.own_service import OwnService
 from salus.bench.switch import Say, finished, standard_error, trimmed_mean
 
 MODELS = ("lstm", "convnet", "transformer", "mlp")
+STATES = {"cpu": "bare,salus", "cuda": "bare,sorted,salus"}
 BLOCK = 5
 TARGET = 0.01
 """Of an iteration."""
@@ -27,17 +28,22 @@ def measure(say: Say, device: str, rounds: int) -> dict[str, Any]:
     with OwnService() as service:
         for model in MODELS:
             say(f"hooks in and out, {model}")
-            command = [sys.executable, "-m", "salus.bench.hooks_job", model, device, str(rounds), str(BLOCK)]
+            command = [
+                sys.executable, "-m", "salus.bench.hooks_job", model, "--device", device, "--states", STATES[device],
+                "--rounds", str(rounds), "--block", str(BLOCK),
+            ]  # fmt: skip
             found[model] = compare(json.loads(finished(service.run(command)).splitlines()[-1]))
     return {"models": found, "rounds": rounds, "block": BLOCK, "target": TARGET}
 
 
 def compare(told: Mapping[str, list[float]]) -> dict[str, float]:
     """Round by round: whatever the machine does at the moment, it does to both."""
-    found = {"bare_us": 1e6 * statistics.median(told["bare"])}
-    for state, name in (("salus", ""), ("sorted", "by_sorting_")):
+    bare = told["bare"]
+    found = {"bare_us": 1e6 * statistics.median(bare)}
+    both = [(one + other) / 2 for one, other in zip(bare, told.get("again", bare), strict=True)]
+    for state, name, without_it in (("salus", "", both), ("sorted", "by_sorting_", both), ("again", "again_", bare)):
         if state in told:
-            added = [with_it - without for with_it, without in zip(told[state], told["bare"], strict=True)]
+            added = [with_it - without for with_it, without in zip(told[state], without_it, strict=True)]
             found |= {f"{name}added_us": 1e6 * trimmed_mean(added), f"{name}error_us": 1e6 * standard_error(added)}
     return found
 

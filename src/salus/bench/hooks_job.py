@@ -1,12 +1,14 @@
-"""The job of `salus bench hooks`, run as a job's process: python -m salus.bench.hooks_job MODEL DEVICE ROUNDS BLOCK
+"""The job of `salus bench hooks` and `salus bench overhead`: python -m salus.bench.hooks_job MODEL, under Salus.
 
-It trains a small model, and between blocks of iterations takes everything of Salus out of this process and puts it in
-again. Says the seconds of an iteration, at the median of each block, for each of `STATES`, round by round; on a GPU
-`sorted` is in between: without hooks, but with memory from Salus's pools.
+It trains a model, and between blocks of iterations takes everything of Salus out of this process and puts it in again.
+Says the seconds of an iteration, at the median of each block, for each state, round by round. States: `bare`; `again`,
+the same once more, which shows what can be told apart; `salus`; and, on a GPU, `sorted`: without hooks, but with memory
+from Salus's pools.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
@@ -18,28 +20,47 @@ import torch
 from torch import nn
 
 from salus.adaptors import torch as adaptor
+from salus.bench import models
 from salus.bench.scripts.train import build
 
-STATES = {"cpu": ("bare", "salus"), "cuda": ("bare", "sorted", "salus")}
-WARM_UP = 30
+WARM_UP = 15
+# What they will be once they are taken to be all alike is measured; that need not be waited for each time.
+adaptor.USUAL_AFTER = 2
 SETTLES = adaptor.USUAL_AFTER + 2
 """The first iterations after a change are slower, and only after a few alike are they what they will be."""
 BATCH = 16
 
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("model", help="of the small ones, or with --batch of the experiments' models")
+parser.add_argument("--device", default="cpu")
+parser.add_argument("--batch", type=int)
+parser.add_argument("--states", default="bare,salus")
+parser.add_argument("--block", type=int, default=5)
+parser.add_argument("--rounds", type=int, default=1, help="at the least")
+parser.add_argument("--seconds", type=float, default=0.0, help="at the least")
+parser.add_argument("--wait", action="store_true", help="before it measures, say so and wait for a line of input")
 
-def one_iteration(model: str, device: str) -> Callable[[], None]:
+
+def one_iteration(model: str, device: str, batch: int | None) -> Callable[[], None]:
     torch.manual_seed(0)
     if device == "cpu":
         torch.set_num_threads(1)
-    network, shape = build(model)
-    network.to(device)
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    x = torch.randn(BATCH, *shape, device=device)
-    y = torch.randint(10, (BATCH,), device=device)
+    if batch is not None:
+        network, loss_of = models.build(model, batch, device)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+    else:
+        network, shape = build(model)
+        network.to(device)
+        optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+        x = torch.randn(BATCH, *shape, device=device)
+        y = torch.randint(10, (BATCH,), device=device)
+
+        def loss_of() -> torch.Tensor:
+            return nn.functional.cross_entropy(network(x), y)
 
     def iterate() -> None:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(network(x), y)
+        loss = loss_of()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         loss.item()
@@ -48,37 +69,42 @@ def one_iteration(model: str, device: str) -> Callable[[], None]:
 
 
 def put(watch: adaptor.Watch, state: str) -> None:
-    """Into one of `STATES`, between iterations. The first `SETTLES` iterations after that do not count."""
+    """Into one of the states, between iterations. The first `SETTLES` iterations after that do not count."""
     watch.uninstall()
     if watch.memory is not None:
-        watch.memory.sort(on=state != "bare")
+        watch.memory.sort(on=state in ("sorted", "salus"))
     if state == "salus":
         watch.install()
 
 
-def main(model: str, device: str, rounds: int, block: int) -> None:
+def seconds_of(iterate: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    iterate()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    options = parser.parse_args()
     watch = adaptor.installed()
     if watch is None:
         sys.exit("this is no job: run it as `salus bench hooks`")
-    iterate = one_iteration(model, device)
+    iterate = one_iteration(options.model, options.device, options.batch)
     for _ in range(WARM_UP):
         iterate()
-    rng = random.Random(0)
-    told: dict[str, list[float]] = {state: [] for state in STATES[device]}
-    for _ in range(rounds):
-        # In either order: the second one finds what the first has left.
+    if options.wait:
+        print("block", flush=True)
+        sys.stdin.readline()
+    rng, until = random.Random(0), time.monotonic() + options.seconds
+    told: dict[str, list[float]] = {state: [] for state in options.states.split(",")}
+    while len(told["bare"]) < options.rounds or time.monotonic() < until:
+        # In any order: each finds what the one before it has left.
         for state in rng.sample(list(told), len(told)):
             put(watch, state)
             for _ in range(SETTLES):
                 iterate()
-            seconds = []
-            for _ in range(block):
-                began = time.perf_counter()
-                iterate()
-                seconds.append(time.perf_counter() - began)
-            told[state].append(statistics.median(seconds))
-    print(json.dumps(told))
+            told[state].append(statistics.median(seconds_of(iterate) for _ in range(options.block)))
+    print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main()

@@ -1,9 +1,10 @@
 """What Salus costs one job that is alone: the time of an iteration against the bare script, for each model.
 
-Three processes of the same script, two bare and one under Salus, take turns block by block, so that all see the same
-weather, and on the same cores; how much the two bare ones differ is the measure of what can be seen. A few models start
-up at the same time, each with a service of its own, and then have the device one after another. The paper: 1.003 to
-1.08 for most models, 1.8 for two small ones.
+From one process to the next the same script differs by more than what is to be seen. So one process has it all: block
+by block Salus is taken out of it (no hooks, memory from torch's own pool) and put in again; and as often it is left out
+once more, which shows what can be told apart. What stays in the process is a thread that sleeps. A few models start up
+at the same time, each with a service and cores of its own, and then have the device one after another. The paper: 1.003
+to 1.08 for most models, 1.8 for two small ones.
 """
 
 from __future__ import annotations
@@ -13,26 +14,24 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from salus.bench.experiment import WARM_UP, WORKLOAD, Say, Settings, Steps
+from salus.bench.experiment import Say, Settings, Steps
+from salus.bench.hooks import compare
 from salus.bench.machine import few_cores
 from salus.bench.models_of_paper import BATCHES, ON_THE_PROCESSOR
 from salus.bench.own_service import OwnService
-from salus.bench.switch import in_turn, take_turn
+from salus.bench.switch import finished, take_turn
 from salus.errors import SalusError
 
 BLOCK = 5
-COLD = 1
-"""Iterations at the beginning of a block that do not count: somebody else had the device, and the caches."""
 AT_ONCE = 5
 CORES = 3
 """For each model: the script's threads, and those of the driver."""
-MODEL_S = 9.0
+MODEL_S = 8.0
 """For so long each model is measured."""
-FEWEST_BLOCKS = 4
+FEWEST_ROUNDS = 4
 TARGETS = {"median": 1.005, "worst": 1.03}
 
 
@@ -62,68 +61,51 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
 
 
 def _measure(sizes: dict[str, int], settings: Settings, say: Say) -> list[dict[str, Any]]:
-    """For each model the seconds of every iteration, by side; or why there are none."""
+    """For each model the seconds of an iteration, by state, round by round; or why there are none."""
     with contextlib.ExitStack() as stack:
         started = {
             model: _start(stack, model, batch, settings, number) for number, (model, batch) in enumerate(sizes.items())
         }
-        return [{"model": model, **_take_turns(model, sides, settings, say)} for model, sides in started.items()]
+        rows = []
+        for model, process in started.items():
+            say(f"overhead of {model}")
+            rows.append({"model": model, **_measured(process)})
+        return rows
 
 
 def _start(
     stack: contextlib.ExitStack, model: str, batch: int, settings: Settings, number: int
-) -> dict[str, subprocess.Popen[str]]:
+) -> subprocess.Popen[str]:
     command = [
-        sys.executable, str(WORKLOAD), "--model", model, "--batch", str(batch), "--device", settings.device,
-        "--iterations", str(10**9), "--block", str(BLOCK), "--warm-up", str(WARM_UP),
+        sys.executable, "-m", "salus.bench.hooks_job", model, "--batch", str(batch), "--device", settings.device,
+        "--states", "bare,salus,again", "--block", str(BLOCK), "--rounds", str(FEWEST_ROUNDS),
+        "--seconds", str(MODEL_S * settings.scale), "--wait",
     ]  # fmt: skip
     service = stack.enter_context(OwnService(*settings.service("fair")))
     with few_cores(number, CORES, AT_ONCE):
-        return {
-            "bare": service.start_bare(command),
-            "salus": service.run(command, "--name", model),
-            "again": service.start_bare(command),
-        }
+        return service.run(command, "--name", model)
 
 
-def _take_turns(model: str, sides: dict[str, subprocess.Popen[str]], settings: Settings, say: Say) -> dict[str, Any]:
+def _measured(process: subprocess.Popen[str]) -> dict[str, Any]:
     try:
-        for process in sides.values():
-            take_turn(process)
-        began, turns = time.monotonic(), 0
-        while turns < FEWEST_BLOCKS or time.monotonic() < began + MODEL_S * settings.scale:
-            for side in in_turn(list(sides), turns):
-                take_turn(sides[side])
-            turns += 1
-            say(f"overhead of {model}, turn {turns}")
+        take_turn(process)
+        return {"seconds": json.loads(finished(process).splitlines()[-1])}
     except SalusError as error:
         return {"failed": str(error)}
-    # A script whose input has ended comes to its own end.
-    told = {side: (process.communicate()[0].splitlines() or [""])[-1] for side, process in sides.items()}
-    if not all(line.startswith("{") for line in told.values()):
-        return {"failed": "a script did not come to its end"}
-    return {"seconds": {side: json.loads(line)["seconds"] for side, line in told.items()}}
 
 
 def _compare(row: dict[str, Any]) -> dict[str, Any]:
     if "failed" in row:
         return {"failed": row["failed"]}
-    # Not the first block, which warms up, and of each the lower quartile: others make some slower and none faster.
-    blocks: dict[str, list[float]] = {
-        side: [
-            statistics.quantiles(seconds[at + COLD : at + BLOCK], n=4)[0] for at in range(BLOCK, len(seconds), BLOCK)
-        ]
-        for side, seconds in row["seconds"].items()
-    }
-
-    def against_bare(side: str) -> float:
-        return statistics.median(b / a for a, b in zip(blocks["bare"], blocks[side], strict=True))
-
+    found = compare(row["seconds"])
+    bare_us = found["bare_us"]
     return {
-        "iteration_ms": 1000 * statistics.median(blocks["bare"]),
-        "ratio": against_bare("salus"),
-        "bare_to_bare": against_bare("again"),
-        "turns": len(blocks["bare"]),
+        "iteration_ms": bare_us / 1000,
+        "ratio": 1 + found["added_us"] / bare_us,
+        "error": found["error_us"] / bare_us,
+        "bare_to_bare": 1 + found["again_added_us"] / bare_us,
+        "added_us": found["added_us"],
+        "turns": len(row["seconds"]["bare"]),
     }
 
 
@@ -147,7 +129,9 @@ def verdicts(result: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
 
 
 def _ratio(row: dict[str, Any]) -> str:
-    return f"{row['ratio']:.3f}; bare against bare {row['bare_to_bare']:.3f}; {row['iteration_ms']:.1f} ms an iteration"
+    sure = f" ± {row['error']:.4f}" if "error" in row else ""
+    again, took = f"bare against bare {row['bare_to_bare']:.4f}", f"{row['iteration_ms']:.1f} ms an iteration"
+    return f"{row['ratio']:.4f}{sure}; {again}; {took}"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
