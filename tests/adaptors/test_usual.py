@@ -31,7 +31,7 @@ def usual(capfd):
 
 def is_usual() -> bool:
     watch = adaptor.installed()
-    return watch is not None and watch._usual is not None
+    return watch is not None and (watch._usual is not None or watch._serving is not None)
 
 
 def test_only_what_was_alike_for_a_while_is_taken_to_go_on_so(usual):
@@ -273,6 +273,23 @@ def trains_alone(process):
     train(other, sgd(other), 120)
 
 
+def serves_something_else(process):
+    """Others, with gradients, in another thread, and one that raises."""
+    other = mlp().eval()
+    process.rounds(2)
+    with torch.no_grad():
+        other(batches(1)[0])
+    other(batches(1)[0])
+    process.rounds(2)
+    thread = threading.Thread(target=process.rounds, args=(3,))
+    thread.start()
+    thread.join()
+    process.rounds(2)
+    with pytest.raises(RuntimeError), torch.no_grad():
+        other(torch.ones(3, 5))
+    process.rounds(12)
+
+
 def looks_closer(process):
     with api.iteration():
         process.rounds(1)
@@ -349,10 +366,24 @@ def says_that_there_is_no_closure(process):
     process.rounds = rounds
 
 
-SHAPES = [plain, gan, accumulates, in_its_step, in_its_step_often, says_that_there_is_no_closure]
+def serves(process):
+    model = mlp().eval()
+
+    def rounds(count):
+        with torch.inference_mode():
+            for x in batches(count):
+                model(x)
+                process.note("served")
+
+    process.rounds = rounds
 
 
-@pytest.mark.parametrize("script", [goes_on, steps_once_more, evaluates_in_between, trains_alone, looks_closer])
+SHAPES = [serves, plain, gan, accumulates, in_its_step, in_its_step_often, says_that_there_is_no_closure]
+
+
+@pytest.mark.parametrize(
+    "script", [goes_on, steps_once_more, evaluates_in_between, serves_something_else, trains_alone, looks_closer]
+)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_iterations_of_every_shape_are_seen_as_always(shape, script, capfd):
     stories = []
@@ -429,3 +460,16 @@ def test_whatever_comes_then_is_seen_as_always(script, capfd):
 def test_a_module_that_owns_nothing_is_no_reason_to_look_closer(usual):
     calls_a_metric(usual)
     assert is_usual()
+
+
+def test_whoever_waits_for_one_that_serves_is_seen(usual):
+    model = mlp().eval()
+    counted = usual.lease.counted
+    with torch.no_grad():
+        for x in batches(adaptor.USUAL_AFTER + 2):
+            model(x)
+        assert is_usual()
+        usual.lease.somebody_waits = True
+        model(batches(1)[0])
+        assert not is_usual()
+    usual.expect(counted + adaptor.USUAL_AFTER + 3)

@@ -89,7 +89,7 @@ class Iterations:
         self.steps_of_others = 0
         self._trained_in_eval: list[ReferenceType[Any]] = []
         # What is known about the open iteration. Where it is like all others, an adaptor keeps the public ones itself.
-        self._thread = 0
+        self.thread = 0
         self._modules: list[ReferenceType[Any]] = []
         self.wants_backward = False
         self._inferences = 0
@@ -131,7 +131,7 @@ class Iterations:
     def returned(self) -> None:
         """The forward that was followed is over."""
         with self._lock:
-            if self.kind is INFERENCE and self._thread == get_ident():
+            if self.kind is INFERENCE and self.thread == get_ident():
                 self._end(1)
 
     def backward_began(self) -> None:
@@ -198,8 +198,8 @@ class Iterations:
     def usual(self) -> tuple[Callable[[], bool], Callable[[int], bool]] | None:
         """For an adaptor that knows the iterations to come: how to begin and end them without this. None: it cannot be.
 
-        It keeps `kind`, `wants_backward`, `backwards` and `steps_of_others` itself then, and calls `goes_on` when
-        something else happens.
+        It keeps `kind`, `thread`, `wants_backward`, `backwards` and `steps_of_others` itself then, and calls `goes_on`
+        when something else happens.
         """
         if self.kind is not NONE or self.failed:
             return None
@@ -275,7 +275,7 @@ class Iterations:
 
     def _begin(self, kind: Kind) -> None:
         self._lease.begin()
-        self._thread = get_ident()
+        self.thread = get_ident()
         self.kind = kind
 
     def _end(self, iterations: int) -> None:

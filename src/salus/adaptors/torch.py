@@ -10,8 +10,9 @@ How each is seen:
   compiles. (A compiled module is a module; the pre-hook sees it.)
 
 Most scripts do the same in every iteration: forwards of the same module, backwards, one step of the same optimizer; or
-two of each in turns, or all of it inside the step. Once they have for a while, hooks do only what such an iteration
-needs (`_Usual`), until something else happens or somebody waits.
+two of each in turns, or all of it inside the step; or they serve, forward after forward without gradients. Once they
+have for a while, hooks do only what such an iteration needs (`_Usual`, `_Serving`), until something else happens or
+somebody waits.
 
 Rules: a hook returns at once while torch compiles, changes no argument and no result, and never raises: on an error in
 here everything is taken out again and `Iterations.fail` says so. A torch that lacks something is done without; it is
@@ -38,6 +39,7 @@ from torch import is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from salus.adaptors.iterations import (
+    INFERENCE,
     LEADER_SILENT_STEPS,
     NONE,
     TRAINING,
@@ -77,6 +79,14 @@ class _Usual(NamedTuple):
 
     modules: dict[int, ReferenceType[Any]]
     optimizers: dict[int, _Stepping]
+    begin: Callable[[], bool]
+    end: Callable[[int], bool]
+
+
+class _Serving(NamedTuple):
+    """All iterations are forwards of this one without gradients, lately."""
+
+    module: ReferenceType[Any]
     begin: Callable[[], bool]
     end: Callable[[int], bool]
 
@@ -128,6 +138,9 @@ class Watch:
         self._modules: dict[int, ReferenceType[Any]] = {}
         self._stepping: dict[int, _Stepping] = {}
         self._closure = self._odd = False
+        self._serving: _Serving | None = None
+        self._served: ReferenceType[Any] | None = None  # without gradients, and so often in a row
+        self._served_times = 0
         self._sees_captures = False
         # One object for good: torch.compile guards on which hooks there are, and a new one would compile again.
         self._pre_hook = self._before_forward
@@ -162,6 +175,7 @@ class Watch:
     def uninstall(self) -> None:
         self.active = False
         self._leave_usual()
+        self._serving = None
         self._ignore_forwards()
         self.iterations.on_boundary = self.iterations.on_failure = None
         while self._undo:
@@ -216,7 +230,7 @@ class Watch:
                         return
             if not (module._modules or module._parameters or module._buffers):
                 return
-            if self._forward_began(module, module.training):
+            if self._serves(module) or self._forward_began(module, module.training):
                 frame = _getframe(1)
                 # As register_forward_hook does, for a seventh of its time. Torch looks at these after the forward ran.
                 module._forward_hooks[self._key] = _after_forward
@@ -238,7 +252,7 @@ class Watch:
             if next(reversed(module._forward_hooks)) == self._key or frame is not call:
                 del module._forward_hooks[self._key]
                 del module._forward_hooks_always_called[self._key]
-            self._forward_ended()
+            self._forward_ended(module)
         except Exception as error:
             self.iterations.fail(error)
 
@@ -270,10 +284,33 @@ class Watch:
             if quick is not None:
                 self._usual = _Usual(self._modules, optimizers, *quick)
 
+    def _serves(self, module: Any) -> bool:
+        """The forward is like all those before it, and has begun."""
+        serving, iterations = self._serving, self.iterations
+        if serving is None or serving.module() is not module or iterations.kind is not NONE or is_grad_enabled():
+            return False
+        if not serving.begin():
+            return False
+        iterations.kind, iterations.thread = INFERENCE, get_ident()
+        self._looking.pop(self._key, None)
+        return True
+
+    def _serves_on(self, module: Any) -> None:
+        """A forward without gradients was an iteration. If it was like those before it, so may be the ones to come."""
+        if self._served is None or self._served() is not module:
+            self._served, self._served_times = ref(module), 0
+        self._served_times += 1
+        if self._served_times > USUAL_AFTER and self._looking is not None and self._sees_captures:
+            self._served_times = 0
+            quick = self.iterations.usual()
+            if quick is not None:
+                self._serving = _Serving(self._served, *quick)
+
     def _forward_began(self, module: Any, training: bool) -> bool:
         iterations = self.iterations
         if self._usual is not None:
             self._leave_usual()
+        self._serving = None
         known = self._modules.get(id(module))
         if known is None or known() is not module:
             self._modules = _with(self._modules, id(module), ref(module))
@@ -287,10 +324,23 @@ class Watch:
             self._look()  # another thread ended it meanwhile
         return followed
 
-    def _forward_ended(self) -> None:
-        self.iterations.returned()
-        if self.iterations.kind is TRAINING:
+    def _forward_ended(self, module: Any = None) -> None:
+        """`module`: of which all forwards are seen; those of a compiled function are not."""
+        iterations, serving = self.iterations, self._serving
+        mine = iterations.kind is INFERENCE and iterations.thread == get_ident()
+        if serving is not None:
+            if mine and serving.end(1):
+                iterations.kind = NONE
+                self._looking[self._key] = self._pre_hook
+                return
+            self._serving = None
+        iterations.returned()
+        if iterations.kind is TRAINING:
             self._look()
+        elif mine and module is not None and not is_grad_enabled():
+            self._serves_on(module)
+        else:
+            self._served = None
 
     def _known_optimizers(self) -> list[Any]:
         return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
@@ -370,6 +420,7 @@ class Watch:
             # What follows is no iteration like the others, and must not end like one.
             if self._usual is not None:
                 self._guarded(self._leave_usual)
+            self._serving = self._served = None
             return original(*args, **kwargs)
 
         self._sees_captures = True
