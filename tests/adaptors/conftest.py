@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from salus.adaptors import habits
 from salus.adaptors import torch as adaptor
 from tests.adaptors.record import Watched
 
@@ -12,7 +13,7 @@ def watched(request, capfd, monkeypatch):
 
     Each time twice: as always, and with iterations that are taken to be all alike after the first one.
     """
-    monkeypatch.setattr(adaptor, "USUAL_AFTER", 1)
+    monkeypatch.setattr(habits, "AFTER", 1)
     process = Watched(quick=request.param == "usual")
     adaptor.install(process.iterations)
     yield process

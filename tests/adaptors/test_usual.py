@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from salus import api
+from salus.adaptors import habits
 from salus.adaptors import torch as adaptor
 from tests.adaptors.record import Watched, batches, evaluate, mlp, sgd, train
 
@@ -20,8 +21,8 @@ def usual(capfd):
     adaptor.install(process.iterations)
     process.model = mlp()
     process.optimizer = sgd(process.model)
-    train(process.model, process.optimizer, adaptor.USUAL_AFTER + 1)
-    process.expect(adaptor.USUAL_AFTER + 1)
+    train(process.model, process.optimizer, habits.AFTER + 1)
+    process.expect(habits.AFTER + 1)
     assert is_usual()
     yield process
     adaptor.uninstall()
@@ -38,7 +39,7 @@ def test_only_what_was_alike_for_a_while_is_taken_to_go_on_so(usual):
     adaptor.uninstall()
     other = Watched(quick=True)
     adaptor.install(other.iterations)
-    train(usual.model, usual.optimizer, adaptor.USUAL_AFTER)
+    train(usual.model, usual.optimizer, habits.AFTER)
     assert not is_usual(), "the first one has nothing before it to be like"
     train(usual.model, usual.optimizer, 1)
     assert is_usual()
@@ -51,7 +52,7 @@ def test_every_iteration_is_counted_and_results_are_the_same(usual):
     adaptor.uninstall()
     model = mlp()
     optimizer = sgd(model)
-    train(model, optimizer, adaptor.USUAL_AFTER + 1)
+    train(model, optimizer, habits.AFTER + 1)
     assert train(model, optimizer, 20) == losses
 
 
@@ -63,12 +64,12 @@ def test_whoever_waits_is_seen_at_the_end_of_the_iteration_and_at_the_beginning(
     usual.optimizer.step()
     assert not is_usual() and not usual.lease.open
     usual.lease.somebody_waits = False
-    train(usual.model, usual.optimizer, adaptor.USUAL_AFTER + 1)
+    train(usual.model, usual.optimizer, habits.AFTER + 1)
     assert is_usual()
     usual.lease.somebody_waits = True
     train(usual.model, usual.optimizer, 1)
     assert not is_usual()
-    usual.expect(2 * adaptor.USUAL_AFTER + 4)
+    usual.expect(2 * habits.AFTER + 4)
 
 
 def test_an_evaluation_is_seen(usual):
@@ -91,7 +92,7 @@ def test_another_module_another_optimizer_and_another_mode_are_seen(usual):
     counted = usual.lease.counted
     train(other, optimizer, 3)
     assert not is_usual() and not usual.lease.open and usual.lease.counted <= counted + 3
-    train(usual.model, usual.optimizer, adaptor.USUAL_AFTER + 1)
+    train(usual.model, usual.optimizer, habits.AFTER + 1)
     assert is_usual()
     usual.model.eval()
     usual.model(batches(1)[0])
@@ -121,7 +122,7 @@ def test_a_step_without_a_forward_and_one_that_raises_are_as_always(usual):
     usual.optimizer.step()
     assert not is_usual()
     usual.expect(counted + 1)
-    train(usual.model, usual.optimizer, adaptor.USUAL_AFTER + 1)
+    train(usual.model, usual.optimizer, habits.AFTER + 1)
     with pytest.raises(ZeroDivisionError):
         usual.optimizer.step(lambda: 1 / 0)
     train(usual.model, usual.optimizer, 2)
@@ -394,7 +395,7 @@ def test_iterations_of_every_shape_are_seen_as_always(shape, script, capfd):
             process.model = mlp()
             process.optimizer = sgd(process.model)
             shape(process)
-            process.rounds(adaptor.USUAL_AFTER + 3)
+            process.rounds(habits.AFTER + 3)
             assert is_usual() == quick
             process.lease.story.clear()
             script(process)
@@ -419,7 +420,7 @@ def test_where_captures_are_not_seen_there_is_no_short_way(monkeypatch, capfd):
     adaptor.install(process.iterations)
     try:
         model = mlp()
-        train(model, sgd(model), adaptor.USUAL_AFTER + 2)
+        train(model, sgd(model), habits.AFTER + 2)
         assert not is_usual()
     finally:
         adaptor.uninstall()
@@ -446,7 +447,7 @@ def test_whatever_comes_then_is_seen_as_always(script, capfd):
         try:
             process.model = mlp()
             process.optimizer = sgd(process.model)
-            train(process.model, process.optimizer, adaptor.USUAL_AFTER + 1)
+            train(process.model, process.optimizer, habits.AFTER + 1)
             assert is_usual() == quick
             process.lease.story.clear()
             script(process)
@@ -466,10 +467,10 @@ def test_whoever_waits_for_one_that_serves_is_seen(usual):
     model = mlp().eval()
     counted = usual.lease.counted
     with torch.no_grad():
-        for x in batches(adaptor.USUAL_AFTER + 2):
+        for x in batches(habits.AFTER + 2):
             model(x)
         assert is_usual()
         usual.lease.somebody_waits = True
         model(batches(1)[0])
         assert not is_usual()
-    usual.expect(counted + adaptor.USUAL_AFTER + 3)
+    usual.expect(counted + habits.AFTER + 3)

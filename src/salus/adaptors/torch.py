@@ -11,7 +11,7 @@ How each is seen:
 
 Most scripts do the same in every iteration: forwards of the same module, backwards, one step of the same optimizer; or
 two of each in turns, or all of it inside the step; or they serve, forward after forward without gradients. Once they
-have for a while, hooks do only what such an iteration needs (`_Usual`, `_Serving`), until something else happens or
+have for a while, hooks do only what such an iteration needs (`Usual`, `Serving`), until something else happens or
 somebody waits.
 
 Rules: a hook returns at once while torch compiles, changes no argument and no result, and never raises: on an error in
@@ -31,13 +31,14 @@ from collections.abc import Callable
 from sys import _getframe
 from threading import get_ident
 from types import FunctionType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
 from torch import is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from salus.adaptors.habits import Habits, Serving, Usual, with_one_more
 from salus.adaptors.iterations import (
     INFERENCE,
     LEADER_SILENT_STEPS,
@@ -57,38 +58,6 @@ _flags: Any = (
     torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else SimpleNamespace(_is_compiling_flag=False)
 )
 _watch: Watch | None = None
-
-USUAL_AFTER = 8
-"""So many iterations that were alike are followed by more of the same, it is assumed."""
-MOST_USUAL = 4
-"""Modules and optimizers of such iterations, each."""
-
-
-class _Stepping(NamedTuple):
-    """An optimizer that ends iterations."""
-
-    optimizer: ReferenceType[Any]
-    closure: bool
-    """They begin with its step, too."""
-    counted: bool = False
-    """It leads (`iterations`)."""
-
-
-class _Usual(NamedTuple):
-    """What all iterations consist of, lately. By their ids: to be equal is something else for a module."""
-
-    modules: dict[int, ReferenceType[Any]]
-    optimizers: dict[int, _Stepping]
-    begin: Callable[[], bool]
-    end: Callable[[int], bool]
-
-
-class _Serving(NamedTuple):
-    """All iterations are forwards of this one without gradients, lately."""
-
-    module: ReferenceType[Any]
-    begin: Callable[[], bool]
-    end: Callable[[int], bool]
 
 
 def install(iterations: Iterations, memory: TorchMemory | None = None) -> None:
@@ -131,16 +100,9 @@ class Watch:
         self._looking: Any = None  # torch's dictionary of forward pre-hooks
         self._key = 0  # ours in that dictionary, and in a module's own while its call is followed
         self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed
-        self._usual: _Usual | None = None
-        # Of the iterations of late: how many were alike, what they had, and whether the open one began with its step or
-        # had something that no other should have.
-        self._alike = 0
-        self._modules: dict[int, ReferenceType[Any]] = {}
-        self._stepping: dict[int, _Stepping] = {}
-        self._closure = self._odd = False
-        self._serving: _Serving | None = None
-        self._served: ReferenceType[Any] | None = None  # without gradients, and so often in a row
-        self._served_times = 0
+        self._usual: Usual | None = None
+        self._serving: Serving | None = None
+        self._habits = Habits()
         self._sees_captures = False
         # One object for good: torch.compile guards on which hooks there are, and a new one would compile again.
         self._pre_hook = self._before_forward
@@ -175,7 +137,6 @@ class Watch:
     def uninstall(self) -> None:
         self.active = False
         self._leave_usual()
-        self._serving = None
         self._ignore_forwards()
         self.iterations.on_boundary = self.iterations.on_failure = None
         while self._undo:
@@ -257,32 +218,13 @@ class Watch:
             self.iterations.fail(error)
 
     def _leave_usual(self) -> None:
-        usual, self._usual = self._usual, None
-        self._alike, self._odd = 0, True
+        usual, self._usual, self._serving = self._usual, None, None
+        self._habits.are_over()
         if usual is not None and self.iterations.kind is TRAINING:
             self.iterations.goes_on([known for known in usual.modules.values() if known() is not None])
 
-    def _was_alike(self, optimizer: Any) -> None:
-        """An iteration has ended with a step. If it was like those before it, so may be the ones to come."""
-        odd, closure = self._odd, self._closure
-        self._odd = self._closure = False
-        known = self._stepping.get(id(optimizer))
-        if known is None or known.optimizer() is not optimizer or known.closure != closure:
-            self._alike = 0
-            self._stepping = _with(self._stepping, id(optimizer), _Stepping(ref(optimizer), closure))
-        elif odd:
-            self._alike = 0
-        else:
-            self._alike += 1
-        if self._alike >= USUAL_AFTER and self._looking is not None and self._sees_captures:
-            self._alike = 0
-            leader = self.iterations.leader
-            optimizers = {
-                key: known._replace(counted=known.optimizer() is leader) for key, known in self._stepping.items()
-            }
-            quick = self.iterations.usual() if any(known.counted for known in optimizers.values()) else None
-            if quick is not None:
-                self._usual = _Usual(self._modules, optimizers, *quick)
+    def _may_be_usual(self) -> bool:
+        return self._looking is not None and self._sees_captures
 
     def _serves(self, module: Any) -> bool:
         """The forward is like all those before it, and has begun."""
@@ -295,28 +237,11 @@ class Watch:
         self._looking.pop(self._key, None)
         return True
 
-    def _serves_on(self, module: Any) -> None:
-        """A forward without gradients was an iteration. If it was like those before it, so may be the ones to come."""
-        if self._served is None or self._served() is not module:
-            self._served, self._served_times = ref(module), 0
-        self._served_times += 1
-        if self._served_times > USUAL_AFTER and self._looking is not None and self._sees_captures:
-            self._served_times = 0
-            quick = self.iterations.usual()
-            if quick is not None:
-                self._serving = _Serving(self._served, *quick)
-
     def _forward_began(self, module: Any, training: bool) -> bool:
         iterations = self.iterations
-        if self._usual is not None:
+        if self._usual is not None or self._serving is not None:
             self._leave_usual()
-        self._serving = None
-        known = self._modules.get(id(module))
-        if known is None or known() is not module:
-            self._modules = _with(self._modules, id(module), ref(module))
-            self._odd = True
-        if not training or not is_grad_enabled():
-            self._odd = True
+        self._habits.saw_forward(module, trains=training and is_grad_enabled())
         stepping = self._step_began and self._is_in_step(_getframe(1))
         followed = iterations.forward(module, training, is_grad_enabled(), stepping)
         self._ignore_forwards()
@@ -333,14 +258,13 @@ class Watch:
                 iterations.kind = NONE
                 self._looking[self._key] = self._pre_hook
                 return
-            self._serving = None
+            self._leave_usual()
         iterations.returned()
         if iterations.kind is TRAINING:
             self._look()
-        elif mine and module is not None and not is_grad_enabled():
-            self._serves_on(module)
-        else:
-            self._served = None
+        elif mine and self._habits.saw_inference(None if is_grad_enabled() else module) and self._may_be_usual():
+            quick = iterations.usual()
+            self._serving = None if quick is None else Serving(ref(module), *quick)
 
     def _known_optimizers(self) -> list[Any]:
         return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
@@ -404,7 +328,7 @@ class Watch:
         return call
 
     def _compiled_forward_began(self, module_ref: ReferenceType[Any] | None, compiled: Any) -> bool:
-        self._odd = True
+        self._habits.saw_something_else()
         if self._looking is not None and self._key not in self._looking:
             return False
         module = compiled if module_ref is None else module_ref()
@@ -418,9 +342,8 @@ class Watch:
     def _wrap_capture(self, original: Any) -> Any:
         def capture_begin(*args: Any, **kwargs: Any) -> Any:
             # What follows is no iteration like the others, and must not end like one.
-            if self._usual is not None:
+            if self._usual is not None or self._serving is not None:
                 self._guarded(self._leave_usual)
-            self._serving = self._served = None
             return original(*args, **kwargs)
 
         self._sees_captures = True
@@ -463,7 +386,7 @@ class Watch:
                 return result
             finally:
                 if not graph_is_gone:
-                    self._odd = True
+                    self._habits.saw_something_else()
                 try:
                     iterations.backward_ended(graph_is_gone)
                     if iterations.kind is TRAINING:
@@ -531,8 +454,7 @@ class Watch:
             # With a closure the forward runs inside the step, and that is no state of the optimizer's.
             closure = _has_closure(args, kwargs)
             if closure:
-                self._closure = self.iterations.kind is NONE
-                self._odd = self._odd or not self._closure
+                self._habits.saw_closure(begins=self.iterations.kind is NONE)
             self.iterations.step_began()
             memory = self.memory
             if memory is not None and memory.active and not closure and self._will_make_state(optimizer):
@@ -547,7 +469,7 @@ class Watch:
         known = self._stateless.get(id(optimizer))
         return known is None or known() is not optimizer
 
-    def _usual_step_began(self, usual: _Usual, optimizer: Any, args: Any, kwargs: Any) -> bool:
+    def _usual_step_began(self, usual: Usual, optimizer: Any, args: Any, kwargs: Any) -> bool:
         known, iterations = usual.optimizers.get(id(optimizer)), self.iterations
         if known is None or known.optimizer() is not optimizer or self._step_began or iterations.backwards:
             return False
@@ -594,12 +516,13 @@ class Watch:
             if self._makes_state:
                 self._makes_state = False
                 if not optimizer.state:
-                    self._stateless = _with(self._stateless, id(optimizer), ref(optimizer))
+                    self._stateless = with_one_more(self._stateless, id(optimizer), ref(optimizer))
                 if memory is not None and self.iterations.kind is not NONE:
                     memory.first_step_ended()
             if (memory is not None and not memory.gpu_is_used) or not _capturing():
                 self.iterations.step_ended(optimizer)
-                self._was_alike(optimizer)
+                if self._habits.saw_step(optimizer) and self._may_be_usual():
+                    self._usual = self._habits.usual(self.iterations)
         except Exception as error:
             self.iterations.fail(error)
 
@@ -653,11 +576,6 @@ def _after_forward(module: Any, _args: Any, _result: Any) -> None:
 def _has_closure(args: Any, kwargs: Any) -> bool:
     """Of a step; the first of its arguments is the optimizer."""
     return any(arg is not None for arg in args[1:]) or kwargs.get("closure") is not None
-
-
-def _with(known: dict[int, Any], key: int, value: Any) -> dict[int, Any]:
-    """A few more than those; where it would be too many, none but the new one."""
-    return {**(known if len(known) < MOST_USUAL else {}), key: value}
 
 
 class _Token:

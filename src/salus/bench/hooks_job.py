@@ -19,14 +19,15 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from salus.adaptors import habits
 from salus.adaptors import torch as adaptor
 from salus.bench import models
 from salus.bench.scripts.train import build
 
 WARM_UP = 15
 # What they will be once they are taken to be all alike is measured; that need not be waited for each time.
-adaptor.USUAL_AFTER = 2
-SETTLES = adaptor.USUAL_AFTER + 2
+habits.AFTER = 2
+SETTLES = habits.AFTER + 2
 """The first iterations after a change are slower, and only after a few alike are they what they will be."""
 BATCH = 16
 
