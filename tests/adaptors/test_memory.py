@@ -170,3 +170,16 @@ def test_what_cannot_be_sorted_does_not_stay_in_a_lane(sorting):
     memory, fake = sorting
     memory.active = False
     assert not memory.stay() and fake.goes_to == ["private"]
+
+
+def test_who_rests_between_iterations_allocates_its_own(sorting):
+    memory, fake = sorting
+
+    class Between:
+        def between_iterations(self, do):
+            do()
+
+    memory._lease = Between()
+    memory.stay()
+    memory.rest()
+    assert not memory.stays and fake.goes_to == ["private"]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from salus import api
 from salus.adaptors import habits
@@ -139,9 +143,6 @@ def test_another_thread_that_computes_is_seen(usual):
 
 
 def test_a_model_that_is_gone_is_not_kept(usual):
-    import gc
-    import weakref
-
     gone = weakref.ref(usual.model)
     del usual.model, usual.optimizer
     gc.collect()
@@ -382,6 +383,58 @@ def serves(process):
 SHAPES = [serves, plain, gan, accumulates, in_its_step, in_its_step_often, says_that_there_is_no_closure]
 
 
+def raises_in_its_step(process):
+    """In its closure after the backward; in a plain step; and then an evaluation, each time."""
+
+    def closure():
+        process.model(batches(1)[0]).square().mean().backward()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        process.optimizer.step(closure)
+    of_a_copy(process)
+    process.rounds(adaptor_rounds())
+    handle = process.optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    process.model(batches(1)[0]).square().mean().backward()
+    with pytest.raises(ZeroDivisionError):
+        process.optimizer.step()
+    handle.remove()
+    without_a_mode(process)
+    process.rounds(2)
+
+
+def asks_a_teacher(process):
+    """Another one that it has trained before, in eval mode and between two backwards."""
+    teacher = mlp()
+    for x in batches(2):
+        (teacher(x) + process.model(x)).square().mean().backward()
+        process.optimizer.step()
+    process.rounds(adaptor_rounds())
+    for x in batches(2):
+        process.model(x).square().mean().backward()
+        with torch.no_grad():
+            teacher.eval()(x)
+            process.note("taught")
+        process.model(x).square().mean().backward()
+        process.optimizer.step()
+
+
+def loses_its_leader(process):
+    """The optimizer that is counted is gone; the next one is from then on."""
+    other = mlp()
+    optimizer = sgd(other)
+    for _ in range(adaptor_rounds()):
+        train(process.model, process.optimizer, 1)
+        train(other, optimizer, 1)
+    process.optimizer = None
+    gc.collect()
+    train(other, optimizer, 5)
+
+
+def adaptor_rounds():
+    return habits.AFTER + 3
+
+
 @pytest.mark.parametrize(
     "script", [goes_on, steps_once_more, evaluates_in_between, serves_something_else, trains_alone, looks_closer]
 )
@@ -437,6 +490,9 @@ def test_where_captures_are_not_seen_there_is_no_short_way(monkeypatch, capfd):
         raises_in_its_backward,
         updates_its_scaler_late,
         calls_a_metric,
+        raises_in_its_step,
+        asks_a_teacher,
+        loses_its_leader,
     ],
 )
 def test_whatever_comes_then_is_seen_as_always(script, capfd):
@@ -447,6 +503,7 @@ def test_whatever_comes_then_is_seen_as_always(script, capfd):
         try:
             process.model = mlp()
             process.optimizer = sgd(process.model)
+            plain(process)
             train(process.model, process.optimizer, habits.AFTER + 1)
             assert is_usual() == quick
             process.lease.story.clear()
@@ -474,3 +531,170 @@ def test_whoever_waits_for_one_that_serves_is_seen(usual):
         model(batches(1)[0])
         assert not is_usual()
     usual.expect(counted + habits.AFTER + 3)
+
+
+# Any order of anything.
+
+FORWARD, ACCUMULATE, STEP = "forward", "backward", "step"
+LOOPS = {
+    "plain": [(ACCUMULATE, 0), (STEP, 0)],
+    "in turns": [(ACCUMULATE, 0), (STEP, 0), (FORWARD, 0), (ACCUMULATE, 1), (STEP, 1)],
+    "accumulates": [(ACCUMULATE, 0), (ACCUMULATE, 0), (STEP, 0)],
+    "closure": [("closure", 0)],
+    "serves": [("serve", 0)],
+}
+OTHERS = [
+    FORWARD, ACCUMULATE, STEP, "closure", "serve", "evaluate", "evaluate a copy", "keep the graph", "mark", "skip",
+    "raise in backward", "raise in closure", "somebody waits", "nobody waits", "train again",
+]  # fmt: skip
+
+
+class Anything:
+    def __init__(self, process):
+        self.process = process
+        self.models = [mlp(), mlp()]
+        self.copy = mlp().eval()
+        self.optimizers = [sgd(model) for model in self.models]
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        self.x = batches(1)[0]
+
+    def do(self, what, which):
+        model, optimizer = self.models[which], self.optimizers[which]
+        self.process.note(what)
+        with contextlib.suppress(ZeroDivisionError):
+            if what == FORWARD:
+                model(self.x)
+            elif what in (ACCUMULATE, "keep the graph"):
+                model(self.x).square().mean().backward(retain_graph=what != ACCUMULATE)
+            elif what == STEP:
+                optimizer.step()
+            elif what in ("closure", "raise in closure"):
+                optimizer.step(lambda: self.closure(model, what != "closure"))
+            elif what == "serve":
+                with torch.no_grad():
+                    self.copy(self.x)
+            elif what == "evaluate":
+                evaluate(model, 1 + 9 * which)
+            elif what == "evaluate a copy":
+                of_a_copy(self.process)
+            elif what == "mark":
+                with api.iteration():
+                    self.do(ACCUMULATE, which)
+            elif what == "skip":
+                loss = model(self.x).square().mean() * float("inf")
+                self.scaler.scale(loss).backward()
+                self.scaler.step(optimizer)
+                self.scaler.update()
+            elif what == "raise in backward":
+                handle = model[0].weight.register_post_accumulate_grad_hook(lambda _: 1 / 0)
+                try:
+                    model(self.x).square().mean().backward()
+                finally:
+                    handle.remove()
+            elif what.endswith("waits"):
+                self.process.lease.somebody_waits = what.startswith("somebody")
+            else:
+                model.train()
+
+    def closure(self, model, raises):
+        loss = model(self.x).square().mean()
+        loss.backward()
+        return 1 / 0 if raises else loss
+
+
+@given(
+    st.sampled_from(sorted(LOOPS)),
+    st.lists(st.tuples(st.sampled_from(OTHERS), st.integers(0, 1)), max_size=10),
+    st.lists(st.tuples(st.sampled_from(OTHERS), st.integers(0, 1)), max_size=4),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_a_script_does_is_seen_as_always(loop, then, before):
+    stories = []
+    for quick in (False, True):
+        process = Watched(quick=quick)
+        adaptor.install(process.iterations)
+        try:
+            script = Anything(process)
+            for what in [*before, *LOOPS[loop] * (habits.AFTER + 3), *then, *LOOPS[loop] * 3]:
+                script.do(*what)
+        finally:
+            adaptor.uninstall()
+        assert not process.iterations.failed
+        stories.append(process.lease.story)
+    assert stories[0] == stories[1]
+
+
+def test_who_is_interrupted_on_the_way_out_begins_again(usual):
+    """A signal's handler may raise after the lease has been told and before we know."""
+    _, end = usual.lease.usual()
+
+    def interrupted(iterations):
+        end(iterations)
+        raise KeyboardInterrupt
+
+    watch = adaptor.installed()
+    watch._usual = watch._usual._replace(end=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(usual.model, usual.optimizer, 1)
+    watch._usual = watch._usual._replace(end=end)
+    counted = usual.lease.counted
+    usual.model(batches(1)[0])
+    assert usual.lease.open, "it must not run without a lease"
+    train(usual.model, usual.optimizer, 2)
+    usual.expect(counted + 2)
+
+
+@pytest.mark.parametrize("what", ["built", "moved", "captured"])
+def test_what_a_new_model_is_made_of_is_not_left_in_the_lane(usual, what):
+    class Memory:
+        active = gpu_is_used = True
+        rests = 0
+
+        def rest(self):
+            self.rests += 1
+
+    adaptor.installed().memory = memory = Memory()
+    if what == "built":
+        mlp()
+    elif what == "moved":
+        usual.model.to("cpu")
+    else:
+        with contextlib.suppress(Exception):
+            torch.cuda.CUDAGraph.capture_begin(object.__new__(torch.cuda.CUDAGraph))
+    assert not is_usual() and memory.rests == 1
+    adaptor.installed().memory = None
+
+
+def test_a_step_that_makes_state_is_none_of_the_usual_ones(capfd):
+    class Memory:
+        active = gpu_is_used = True
+        rests = firsts = 0
+
+        def first_step_began(self):
+            self.firsts += 1
+
+        def first_step_ended(self):
+            pass
+
+        def rest(self):
+            pass
+
+    process, memory = Watched(quick=True), Memory()
+    adaptor.install(process.iterations, memory)
+    try:
+        model = mlp()
+        optimizer = sgd(model, momentum=0.9)
+        train(model, optimizer, habits.AFTER + 2)
+        assert is_usual() and memory.firsts == 1
+        optimizer.state.clear()
+        train(model, optimizer, 1)
+        assert not is_usual() and memory.firsts == 2
+    finally:
+        adaptor.uninstall()
+
+
+def test_another_thread_does_not_take_the_short_way(usual):
+    thread = threading.Thread(target=train, args=(usual.model, usual.optimizer, 2))
+    thread.start()
+    thread.join()
+    assert not is_usual() and not usual.lease.open

@@ -179,3 +179,30 @@ def test_a_helper_that_gives_the_lease_up_and_a_script_that_begins_never_both_go
         thread.join()
         sys.setswitchinterval(was)
     assert given_up and begun and not both
+
+
+def test_a_thread_that_is_about_to_begin_keeps_its_lease(lease, monkeypatch):
+    """The script ends, or another of its threads is asked for the lease, at that very moment."""
+    given_up = []
+    monkeypatch.setattr(lease, "_yield", lambda *, wants_more: given_up.append(wants_more) or True)
+    lease._attached, lease._begins = True, True
+    lease._before_exit()
+    lease._words[Word.REVOKE] = 1
+    lease._take()
+    assert not given_up and lease._words[Word.STATE] == JobState.ITERATING
+    lease._begins = False
+    lease._words[Word.STATE] = JobState.BETWEEN
+    lease._before_exit()
+    assert given_up == [False]
+    lease._attached = False
+
+
+def test_while_an_iteration_is_open_there_is_no_short_way_and_memory_is_left_alone(lease):
+    lease._memory = memory = Staying()  # type: ignore[assignment]
+    lease._words[Word.STATE] = JobState.ITERATING
+    done: list[int] = []
+    lease.between_iterations(lambda: done.append(1))
+    assert lease.usual() is None and not memory.stays and not done
+    lease._words[Word.STATE] = JobState.BETWEEN
+    lease.between_iterations(lambda: done.append(1))
+    assert lease.usual() is not None and memory.stays and done == [1]

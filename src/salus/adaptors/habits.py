@@ -10,6 +10,7 @@ Must not know: torch. Modules and optimizers are told apart by their ids: to be 
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, NamedTuple, TypeVar
 from weakref import ReferenceType, ref
 
@@ -29,13 +30,13 @@ class Stepping(NamedTuple):
     optimizer: ReferenceType[Any]
     closure: bool
     """They begin with its step, too."""
-    counted: bool = False
-    """It leads (`iterations`)."""
 
 
 class Usual(NamedTuple):
     """What all iterations consist of, lately."""
 
+    thread: int
+    """Theirs; others begin theirs with locks."""
     modules: dict[int, ReferenceType[Any]]
     optimizers: dict[int, Stepping]
     begin: Callable[[], bool]
@@ -45,6 +46,7 @@ class Usual(NamedTuple):
 class Serving(NamedTuple):
     """All iterations are forwards of this one without gradients, lately."""
 
+    thread: int
     module: ReferenceType[Any]
     begin: Callable[[], bool]
     end: Callable[[int], bool]
@@ -105,10 +107,8 @@ class Habits:
     def usual(self, iterations: Iterations) -> Usual | None:
         """What they all are like; None: they cannot begin and end in the short way."""
         self._alike = 0
-        leader = iterations.leader
-        optimizers = {key: one._replace(counted=one.optimizer() is leader) for key, one in self._stepping.items()}
-        quick = iterations.usual() if any(one.counted for one in optimizers.values()) else None
-        return None if quick is None else Usual(self._modules, optimizers, *quick)
+        quick = iterations.usual()
+        return None if quick is None else Usual(get_ident(), self._modules, self._stepping, *quick)
 
 
 def with_one_more(known: dict[int, Thing], key: int, value: Thing) -> dict[int, Thing]:

@@ -85,7 +85,7 @@ class Iterations:
         # What is known about the process.
         self.has_optimizer = False
         self._has_backward = False
-        self._leader: ReferenceType[Any] | None = None
+        self.leading: ReferenceType[Any] | None = None
         self.steps_of_others = 0
         self._trained_in_eval: list[ReferenceType[Any]] = []
         # What is known about the open iteration. Where it is like all others, an adaptor keeps the public ones itself.
@@ -190,10 +190,6 @@ class Iterations:
                 self._end(1)
 
     # Iterations that are all alike.
-
-    @property
-    def leader(self) -> Any:
-        return None if self._leader is None else self._leader()
 
     def usual(self) -> tuple[Callable[[], bool], Callable[[int], bool]] | None:
         """For an adaptor that knows the iterations to come: how to begin and end them without this. None: it cannot be.
@@ -310,12 +306,12 @@ class Iterations:
         )
 
     def _counts(self, optimizer: Any) -> bool:
-        leader = self.leader
+        leader = None if self.leading is None else self.leading()
         if leader is not optimizer:
             self.steps_of_others += 1
             if leader is not None and self.steps_of_others < LEADER_SILENT_STEPS:
                 return False
-            self._leader = ref(optimizer)
+            self.leading = ref(optimizer)
         self.steps_of_others = 0
         return self._one()
 

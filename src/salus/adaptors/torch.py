@@ -102,6 +102,7 @@ class Watch:
         self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed
         self._usual: Usual | None = None
         self._serving: Serving | None = None
+        self._forwarded: list[ReferenceType[Any]] = []  # in the iteration that is open, if it is a usual one
         self._habits = Habits()
         self._sees_captures = False
         # One object for good: torch.compile guards on which hooks there are, and a new one would compile again.
@@ -118,6 +119,7 @@ class Watch:
             "backwards": lambda: self._wrap(torch.autograd, "backward", self._wrap_backward),
             "skipped steps": self._install_scaler,
             "modes": lambda: self._wrap(torch.nn.Module, "train", self._wrap_train),
+            "new models": self._install_building,
             "captures": lambda: self._wrap(_cuda.CUDAGraph, "capture_begin", self._wrap_capture),
             "compiled calls": lambda: self._wrap(torch, "compile", self._wrap_compile),
             "compile's warnings": lambda: self._wrap(_modules, "_has_any_global_hook", self._wrap_has_hooks),
@@ -179,12 +181,15 @@ class Watch:
             return
         try:
             usual = self._usual
-            if usual is not None:
+            if usual is not None and usual.thread == get_ident():
                 known: Any = usual.modules.get(id(module))
                 iterations = self.iterations
                 if known is not None and known() is module and module.training and is_grad_enabled():
                     kind = iterations.kind
                     if kind is TRAINING or (kind is NONE and usual.begin()):
+                        if kind is NONE:
+                            self._forwarded.clear()
+                        self._forwarded.append(known)
                         iterations.kind = TRAINING
                         iterations.wants_backward = True
                         self._looking.pop(self._key, None)
@@ -221,7 +226,9 @@ class Watch:
         usual, self._usual, self._serving = self._usual, None, None
         self._habits.are_over()
         if usual is not None and self.iterations.kind is TRAINING:
-            self.iterations.goes_on([known for known in usual.modules.values() if known() is not None])
+            self.iterations.goes_on(list(self._forwarded))
+        elif self.iterations.kind is NONE and self.memory is not None and self.active:
+            self.memory.rest()
 
     def _may_be_usual(self) -> bool:
         return self._looking is not None and self._sees_captures
@@ -231,9 +238,9 @@ class Watch:
         serving, iterations = self._serving, self.iterations
         if serving is None or serving.module() is not module or iterations.kind is not NONE or is_grad_enabled():
             return False
-        if not serving.begin():
+        if serving.thread != get_ident() or not serving.begin():
             return False
-        iterations.kind, iterations.thread = INFERENCE, get_ident()
+        iterations.kind, iterations.thread = INFERENCE, serving.thread
         self._looking.pop(self._key, None)
         return True
 
@@ -254,17 +261,20 @@ class Watch:
         iterations, serving = self.iterations, self._serving
         mine = iterations.kind is INFERENCE and iterations.thread == get_ident()
         if serving is not None:
-            if mine and serving.end(1):
-                iterations.kind = NONE
+            if mine:
+                # In this order: whoever is interrupted on the way out begins again, with a lease.
                 self._looking[self._key] = self._pre_hook
-                return
+                iterations.kind = NONE
+                if serving.end(1):
+                    return
+                iterations.kind = INFERENCE
             self._leave_usual()
         iterations.returned()
         if iterations.kind is TRAINING:
             self._look()
         elif mine and self._habits.saw_inference(None if is_grad_enabled() else module) and self._may_be_usual():
             quick = iterations.usual()
-            self._serving = None if quick is None else Serving(ref(module), *quick)
+            self._serving = None if quick is None else Serving(get_ident(), ref(module), *quick)
 
     def _known_optimizers(self) -> list[Any]:
         return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
@@ -340,14 +350,23 @@ class Watch:
             self.iterations.step_ended(stepped)
 
     def _wrap_capture(self, original: Any) -> Any:
-        def capture_begin(*args: Any, **kwargs: Any) -> Any:
-            # What follows is no iteration like the others, and must not end like one.
+        self._sees_captures = True
+        return self._wrap_unusual(original)
+
+    def _wrap_unusual(self, original: Any) -> Any:
+        """After this iterations may be others, and what is allocated is not like what was."""
+
+        def unusual(*args: Any, **kwargs: Any) -> Any:
             if self._usual is not None or self._serving is not None:
                 self._guarded(self._leave_usual)
             return original(*args, **kwargs)
 
-        self._sees_captures = True
-        return capture_begin
+        return unusual
+
+    def _install_building(self) -> None:
+        # What a model is made of stays: it does not belong in the lane, where who is usual stays between iterations.
+        for name in ("register_parameter", "_apply"):
+            self._wrap(torch.nn.Module, name, self._wrap_unusual)
 
     def _wrap_has_hooks(self, original: Any) -> Any:
         def has_any_global_hook() -> bool:
@@ -408,9 +427,8 @@ class Watch:
                 self._guarded(self.iterations.backward_ended, True)
             elif running:
                 running.pop()
-            if not self._step_began:
-                # What comes may be an evaluation, instead of the step.
-                self._look()
+            # What comes may be an evaluation, instead of the step.
+            self._look()
 
     # Steps.
 
@@ -470,16 +488,20 @@ class Watch:
         return known is None or known() is not optimizer
 
     def _usual_step_began(self, usual: Usual, optimizer: Any, args: Any, kwargs: Any) -> bool:
-        known, iterations = usual.optimizers.get(id(optimizer)), self.iterations
+        known: Any = usual.optimizers.get(id(optimizer))
+        iterations = self.iterations
         if known is None or known.optimizer() is not optimizer or self._step_began or iterations.backwards:
+            return False
+        memory = self.memory
+        if memory is not None and memory.active and self._will_make_state(optimizer):
             return False
         if known.closure != ((len(args) > 1 or bool(kwargs)) and _has_closure(args, kwargs)):
             return False
         if known.closure:
-            if iterations.kind is not NONE or not usual.begin():
+            if iterations.kind is not NONE or usual.thread != get_ident() or not usual.begin():
                 return False
+            self._forwarded.clear()
             iterations.kind = TRAINING
-            self._looking.pop(self._key, None)
         elif iterations.kind is not TRAINING:
             return False
         self._step_began = True
@@ -492,21 +514,24 @@ class Watch:
             usual = self._usual
             if usual is not None:
                 iterations, known = self.iterations, usual.optimizers.get(id(optimizer))
+                leader = None if iterations.leading is None else iterations.leading()
+                counted = leader is optimizer
                 if (
                     known is not None
                     and known.optimizer() is optimizer
                     and iterations.kind is TRAINING
                     and not iterations.backwards
-                    and (known.counted or iterations.steps_of_others < LEADER_SILENT_STEPS - 1)
-                    and usual.end(known.counted)
+                    and (counted or (leader is not None and iterations.steps_of_others < LEADER_SILENT_STEPS - 1))
                 ):
-                    self._step_began = False
-                    self._steps_taken += 1
-                    iterations.steps_of_others = 0 if known.counted else iterations.steps_of_others + 1
-                    iterations.kind = NONE
-                    iterations.wants_backward = False
+                    # In this order: whoever is interrupted on the way out begins again, with a lease.
                     self._looking[self._key] = self._pre_hook
-                    return
+                    iterations.kind = NONE
+                    if usual.end(counted):
+                        iterations.wants_backward = self._step_began = False
+                        self._steps_taken += 1
+                        iterations.steps_of_others = 0 if counted else iterations.steps_of_others + 1
+                        return
+                    iterations.kind = TRAINING
                 self._leave_usual()
             if self._steps_nest and self._is_in_step(_getframe(2)):
                 return  # of a subclass that calls super().step(), or of an optimizer around this one

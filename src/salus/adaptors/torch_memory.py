@@ -223,6 +223,11 @@ class TorchMemory:
             self._route(self._lane)
         return self.stays
 
+    def rest(self) -> None:
+        """Between iterations: what comes is the job's own, as long as none begins."""
+        if self.stays:
+            self._lease.between_iterations(self.iteration_ended)
+
     def leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
         stayed = self.stays
         left, since = self._leave(word, ticket, wants_more)

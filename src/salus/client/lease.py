@@ -225,7 +225,7 @@ class Lease:
         if not _HAS_GIL:
             return None
         with self._lock:
-            if self._memory is not None and not (self._holding and self._memory.stay()):
+            if self._iterates() or (self._memory is not None and not (self._holding and self._memory.stay())):
                 return None
         return self._begin_usual, self._end_usual
 
@@ -270,6 +270,12 @@ class Lease:
             self._bring_along(words)
         return True
 
+    def between_iterations(self, do: Callable[[], None]) -> None:
+        """Unless one is open: then nothing is done."""
+        with self._lock:
+            if not self._iterates():
+                do()
+
     def _iterates(self) -> bool:
         """For whoever has the lock: an iteration is open. In this order, which is the other way round in there."""
         return self._begins or self._words[_STATE] == _ITERATING
@@ -303,8 +309,8 @@ class Lease:
         with self._lock:
             if not self._attached and not self._attach():
                 return
-            # Revoked since the last boundary: this is one too.
-            if self._holding and not self._yield(wants_more=True):
+            # Revoked since the last boundary: this is one too, unless another thread is about to begin an iteration.
+            if self._holding and (self._begins or not self._yield(wants_more=True)):
                 self._run()
                 return
             self._words[_STATE] = _WAITING
@@ -731,7 +737,7 @@ class Lease:
         # Not for long: a thread of the script may hold the lock and never come back.
         if self._lock.acquire(timeout=0.1):
             try:
-                if self._attached and self._managed and self._holding and self._words[_STATE] != _ITERATING:
+                if self._attached and self._managed and self._holding and not self._iterates():
                     self._yield(wants_more=False)
             finally:
                 self._lock.release()
@@ -745,7 +751,7 @@ class Lease:
             if self._batons is not None:
                 os.close(self._batons.bell)
         self._batons = None
-        self._attached = self._holding = self._asked = False
+        self._attached = self._holding = self._asked = self._begins = False
         self._memory = None
         self._must_detach = False
         self._managed = True
