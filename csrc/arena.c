@@ -603,6 +603,7 @@ static int is_live(unsigned slot, const uint64_t *ranges, size_t count, size_t *
 /* What there is of the lane at a boundary, in bytes. */
 struct occupancy {
     uint64_t live;      /* in the lane: to be promoted */
+    uint64_t unheard;   /* in the lane, and the service does not know of it */
     uint64_t empty;     /* of what was promoted */
     uint64_t to_return; /* of that, what `settle` will give back */
 };
@@ -617,6 +618,8 @@ static struct occupancy look_at_lane(const uint64_t *ranges, size_t count) {
         int live = is_live(slot, ranges, count, &next);
         if (found->state == SHARED && live)
             sum.live += salus_slot_size(slot);
+        else if (found->state == SHARED && !found->published)
+            sum.unheard += salus_slot_size(slot);
         if (found->state != PRIVATE)
             continue;
         found->empty_for = live ? 0 : found->empty_for + 1;
@@ -646,7 +649,7 @@ static int promote(const uint64_t *ranges, size_t count) {
      * moment makes room. */
     if (lane.live && want(arena.private_bytes - lane.to_return + lane.live, 0))
         status = -1;
-    for (unsigned slot = 0; arena.device && status >= 0 && slot < arena.top; slot++) {
+    for (unsigned slot = 0; status >= 0 && (lane.live || lane.unheard) && slot < arena.top; slot++) {
         struct slot *found = &arena.slots[slot];
         int live = is_live(slot, ranges, count, &next);
         if (found->state == SHARED && live) {

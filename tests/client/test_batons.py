@@ -73,6 +73,13 @@ def test_what_is_left_of_an_old_ticket_is_nobodys():
     assert not batons.is_coming(9 + 512) and not lease._accept_grant()
 
 
+class Resuming:
+    times = 0
+
+    def will_resume(self) -> None:
+        self.times += 1
+
+
 class Clock:
     """Time that goes on while the job looks or sleeps. What is to happen at a time happens then, and ends its sleep."""
 
@@ -101,7 +108,7 @@ class Clock:
 def test_who_has_a_ticket_is_awake_when_its_lease_comes_and_asleep_before_that(monkeypatch, boundary_ms, device_ms):
     lease, batons = a_lease()
     clock = Clock(monkeypatch)
-    lease._memory, lease._grant_event = object(), os.eventfd(0, os.EFD_NONBLOCK)  # type: ignore[assignment]
+    lease._memory, lease._grant_event = Resuming(), os.eventfd(0, os.EFD_NONBLOCK)  # type: ignore[assignment]
     lease._bell_poll = clock  # type: ignore[assignment]
     asleep = 0
     for ticket in range(9, 59):
@@ -120,4 +127,4 @@ def test_who_has_a_ticket_is_awake_when_its_lease_comes_and_asleep_before_that(m
             looked = lease._look_for_grant()
         assert ticket < 13 or clock.looked_ns < 3 * MS
         lease._holding = False
-    assert asleep == 0
+    assert asleep == 0 and lease._memory.times == 50, "and has taken in what the service sent"

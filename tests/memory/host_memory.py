@@ -27,6 +27,9 @@ class HostMemory:
         self.arena.open("host", 0, page_address, channel)
         self.arena.trust(WHERE_IT_WAITS)
 
+    def will_resume(self) -> None:
+        self.arena.take_in()
+
     def stay(self) -> bool:
         return False
 

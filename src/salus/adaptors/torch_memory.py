@@ -218,6 +218,10 @@ class TorchMemory:
             if self.active:
                 self._lives_nowhere(set())
 
+    def will_resume(self) -> None:
+        if self.active:
+            self._arena.take_in()
+
     def stay(self) -> bool:
         if self.active:
             self._route(self._lane)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from salus.bench.own_service import OwnService
-from salus.bench.switch import Say, finished, standard_error, trimmed_mean
+from salus.bench.switch import Say, finished
 
 MODELS = ("lstm", "convnet", "transformer", "mlp")
 STATES = {"cpu": "bare,salus", "cuda": "bare,sorted,salus"}
@@ -44,8 +44,20 @@ def compare(told: Mapping[str, list[float]]) -> dict[str, float]:
     for state, name, without_it in (("salus", "", both), ("sorted", "by_sorting_", both), ("again", "again_", bare)):
         if state in told:
             added = [with_it - without for with_it, without in zip(told[state], without_it, strict=True)]
-            found |= {f"{name}added_us": 1e6 * trimmed_mean(added), f"{name}error_us": 1e6 * standard_error(added)}
+            # Not the mean: there are few rounds where iterations are long, and now and then one that was disturbed.
+            found |= {
+                f"{name}added_us": 1e6 * statistics.median(added),
+                f"{name}error_us": 1e6 * error_of_median(added),
+            }
     return found
+
+
+def error_of_median(values: list[float]) -> float:
+    """How far from the truth it is to be expected, judged by the middle half of the values."""
+    if len(values) < 4:
+        return float("inf")
+    lower, _, upper = statistics.quantiles(values, n=4)
+    return 1.25 * (upper - lower) / 1.35 / len(values) ** 0.5
 
 
 def verdicts(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:

@@ -153,6 +153,10 @@ class Arena:
         """The service is gone: memory of its own instead of the lane's. False: there is not enough; try again."""
         return bool(self._c.salus_arena_detach() == 0)
 
+    def take_in(self) -> None:
+        """What the service sent so far; what it orders is left to `listen`. After this `resume` is quick."""
+        self._c.salus_arena_listen()
+
     def listen(self) -> bool:
         """Takes in what the service sent, and pages if it said so. True: there is more to do, in a moment."""
         self._c.salus_arena_listen()

@@ -94,6 +94,9 @@ class Memory(Protocol):
     def will_yield(self) -> None:
         """The lease is given up at the next boundary. For what makes that quick, while the device still works."""
 
+    def will_resume(self) -> None:
+        """The lease comes in a moment. For what makes `after_grant` quick, and can be done without it."""
+
     def leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
         """Makes what lives in the lane private and waits for the device; with a ticket, passes the lease on as well.
 
@@ -151,6 +154,8 @@ class Lease:
         """When the service was told that we will yield; 0: it was not."""
         self._until_coming, self._until_passed = Foresight(0), Foresight(AWAKE_NS)
         """From our ticket to the boundary of the one before us, and from there to the lease."""
+        self._arrived: tuple[int, int] | None = None
+        """The ticket of the last lease that came straight from another job, and when."""
         self.woke_ns = 0
         """When it last did while it waited for a lease."""
         self._spent = 0
@@ -365,13 +370,17 @@ class Lease:
         has got there and only waits for the device (the lease is coming).
         """
         known, opens, closes = None, 0, 0
+        if self._arrived is not None:
+            # Of the last one: now there is time for it.
+            self._until_coming.came(*self._arrived)
+            self._until_passed.came(*self._arrived)
+            self._arrived = None
         while self._words[_GRANTS] <= self._taken:
             # Each is read anew: while it naps, the service may be started again.
             batons, ticket, soon, now = self._batons, self._ticket(), self._words[_SOON], _now_ns()
             coming = ticket and batons is not None and batons.is_coming(ticket)
             if coming and batons is not None and batons.is_passed(ticket):
-                self._until_coming.came(ticket, now)
-                self._until_passed.came(ticket, now)
+                self._arrived = ticket, now
                 return False
             if known != (ticket, coming, soon):
                 known = ticket, coming, soon
@@ -379,6 +388,8 @@ class Lease:
                     self._until_coming.came(ticket, now)
                     # Without a ticket the service has told us; leases are told apart by their number then.
                     opens, closes = self._until_passed.window(ticket or -1 - self._taken, now)
+                    if self._memory is not None:
+                        self._memory.will_resume()
                 elif ticket and self._memory is not None:
                     opens, closes = self._until_coming.window(ticket, now)
                 else:
@@ -388,6 +399,8 @@ class Lease:
             if opens - now >= 1_000_000:
                 self._poll(ticket, (opens - now) // 1_000_000)
             else:
+                if coming and batons is not None:
+                    batons.look(ticket)
                 # The one that it waits for may be waiting for this core.
                 os.sched_yield()
         return False
@@ -557,6 +570,7 @@ class Lease:
         self._grant_event, self._grant_poll, self._bell_poll = grant_event, grant_poll, bell_poll
         self._batons, self._spent, self._announced_ns = page, 0, 0
         # Tickets are counted from the beginning again.
+        self._arrived = None
         self._until_coming, self._until_passed = Foresight(0), Foresight(AWAKE_NS)
 
     def _ask_to_attach(self) -> tuple[ServiceConnection, list[int]]:

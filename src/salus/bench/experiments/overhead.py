@@ -106,6 +106,7 @@ def _compare(row: dict[str, Any]) -> dict[str, Any]:
         "bare_to_bare": 1 + found["again_added_us"] / bare_us,
         "added_us": found["added_us"],
         "turns": len(row["seconds"]["bare"]),
+        "seconds": row["seconds"],
     }
 
 
