@@ -57,7 +57,7 @@ def error_of_median(values: list[float]) -> float:
     if len(values) < 4:
         return float("inf")
     lower, _, upper = statistics.quantiles(values, n=4)
-    return 1.25 * (upper - lower) / 1.35 / len(values) ** 0.5
+    return float(1.25 * (upper - lower) / 1.35 / len(values) ** 0.5)
 
 
 def verdicts(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
