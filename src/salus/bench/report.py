@@ -107,7 +107,7 @@ def _table(rows: list[Verdict]) -> list[str]:
 
 def _why(rows: list[Verdict], file: str, reasons: dict[str, str]) -> list[str]:
     missed = any(target and not met for _, _, target, met in rows)
-    return ["", f"Why: {reasons[file]}"] if missed and file in reasons else []
+    return ["", f"{'Why' if missed else 'Note'}: {reasons[file]}"] if file in reasons else []
 
 
 def _origin(found: dict[str, Any], file: str) -> str:
