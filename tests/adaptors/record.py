@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from salus.adaptors import torch as adaptor
 from salus.adaptors.iterations import Iterations
 
 
@@ -92,3 +93,8 @@ def evaluate(model, count=5):
         outputs = [model(x) for x in batches(count)]
     model.train()
     return outputs
+
+
+def is_usual() -> bool:
+    watch = adaptor.installed()
+    return watch is not None and (watch._usual is not None or watch._serving is not None)
