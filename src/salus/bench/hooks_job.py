@@ -25,9 +25,9 @@ from salus.bench import models
 from salus.bench.scripts.train import build
 
 WARM_UP = 15
-# What they will be once they are taken to be all alike is measured; that need not be waited for each time.
-habits.AFTER = 2
-SETTLES = habits.AFTER + 2
+USUAL_AFTER = 2
+"""Iterations that are taken to be all alike are measured. Here they are soon: it would be waited for in every block."""
+SETTLES = USUAL_AFTER + 2
 """The first iterations after a change are slower, and only after a few alike are they what they will be."""
 BATCH = 16
 
@@ -71,6 +71,7 @@ def one_iteration(model: str, device: str, batch: int | None) -> Callable[[], No
 
 def put(watch: adaptor.Watch, state: str) -> None:
     """Into one of the states, between iterations. The first `SETTLES` iterations after that do not count."""
+    habits.AFTER = USUAL_AFTER
     watch.uninstall()
     if watch.memory is not None:
         watch.memory.sort(on=state in ("sorted", "salus"))
