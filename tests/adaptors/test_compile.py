@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from salus.adaptors import habits
 from salus.adaptors import torch as adaptor
-from tests.adaptors.record import Watched, batches, evaluate, mlp, sgd, train
+from tests.adaptors.record import Watched, batches, evaluate, is_usual, mlp, sgd, train
 
 
 class Backend:
@@ -146,3 +147,50 @@ def test_what_was_compiled_while_watched_works_on_afterwards():
     adaptor.uninstall()
     assert compiled(batches(1)[0]).shape == model(batches(1)[0]).shape
     assert process.lease.story == []
+
+
+def test_usual_calls_of_a_compiled_module_are_seen_before_torch_looks_for_hooks(monkeypatch):
+    torch._dynamo.reset()
+    process, backend = Watched(quick=True), Backend()
+    adaptor.install(process.iterations)
+    try:
+        model = torch.compile(Model(), backend=backend)
+        optimizer = sgd(model)
+        train(model, optimizer, habits.AFTER + 1)
+        assert is_usual()
+        in_place = []
+        torchs = torch.nn.modules.module
+        asked = torchs._has_any_global_hook
+
+        def asks():
+            in_place.append(adaptor.installed()._key in torchs._global_forward_pre_hooks)
+            return asked()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(torchs, "_has_any_global_hook", asks)
+            train(model, optimizer, 5)
+        assert in_place == [False] * 5 and is_usual()
+        process.expect(habits.AFTER + 6)
+        process.lease.somebody_waits = True
+        train(model, optimizer, 2)
+        process.lease.somebody_waits = False
+        evaluate(model, 2)
+        train(model, optimizer, 2)
+        process.expect(habits.AFTER + 12)
+        assert backend.graphs == 2
+    finally:
+        adaptor.uninstall()
+
+
+def test_a_compiled_module_s_class_is_as_it_was_afterwards_and_is_seen_when_watched_again():
+    process = Watched(quick=True)
+    adaptor.install(process.iterations)
+    watch = adaptor.installed()
+    model = torch.compile(Model(), backend=Backend())
+    seen = type(model).__call__
+    watch.uninstall()
+    assert type(model).__call__ is not seen and type(model).__call__ is seen.__wrapped__
+    watch.install()
+    assert type(model).__call__.__wrapped__ is seen.__wrapped__
+    adaptor.uninstall()
+    assert type(model).__call__ is seen.__wrapped__

@@ -7,7 +7,8 @@ How each is seen:
   so it is in place only while it looks for a top-level call. When it fires it takes itself out, and inner modules run
   at full speed. The forward's return is seen by a hook on that one module, which is there only during the call;
 - a call into compiled code: by wrapping what `torch.compile` returns, since hooks inside it run only while torch
-  compiles. (A compiled module is a module; the pre-hook sees it.)
+  compiles. A compiled module is a module, and the pre-hook sees it; but where there is a hook, torch takes a slower way
+  and looks whether to warn of it. So their class is wrapped too, which sees usual calls first.
 
 Most scripts do the same in every iteration: forwards of the same module, backwards, one step of the same optimizer; or
 two of each in turns, or all of it inside the step; or they serve, forward after forward without gradients. Once they
@@ -105,6 +106,7 @@ class Watch:
         self._forwarded: list[ReferenceType[Any]] = []  # in the iteration that is open, if it is a usual one
         self._habits = Habits()
         self._sees_captures = False
+        self._compiled_classes: set[type] = set()  # of modules
         # One object for good: torch.compile guards on which hooks there are, and a new one would compile again.
         self._pre_hook = self._before_forward
 
@@ -122,6 +124,7 @@ class Watch:
             "new models": self._install_building,
             "captures": lambda: self._wrap(_cuda.CUDAGraph, "capture_begin", self._wrap_capture),
             "compiled calls": lambda: self._wrap(torch, "compile", self._wrap_compile),
+            "compiled modules": self._install_compiled,
             "compile's warnings": lambda: self._wrap(_modules, "_has_any_global_hook", self._wrap_has_hooks),
         }
         missing: list[str] = []
@@ -181,19 +184,8 @@ class Watch:
             return
         try:
             usual = self._usual
-            if usual is not None and usual.thread == get_ident():
-                known: Any = usual.modules.get(id(module))
-                iterations = self.iterations
-                if known is not None and known() is module and module.training and is_grad_enabled():
-                    kind = iterations.kind
-                    if kind is TRAINING or (kind is NONE and usual.begin()):
-                        if kind is NONE:
-                            self._forwarded.clear()
-                        self._forwarded.append(known)
-                        iterations.kind = TRAINING
-                        iterations.wants_backward = True
-                        self._looking.pop(self._key, None)
-                        return
+            if usual is not None and self._usual_forward_began(usual, module):
+                return
             if not (module._modules or module._parameters or module._buffers):
                 return
             if self._serves(module) or self._forward_began(module, module.training):
@@ -204,6 +196,25 @@ class Watch:
                 self._calls[get_ident()] = frame.f_back
         except Exception as error:
             self.iterations.fail(error)
+
+    def _usual_forward_began(self, usual: Usual, module: Any) -> bool:
+        known: Any = usual.modules.get(id(module))
+        if known is None or known() is not module or usual.thread != get_ident():
+            return False
+        if not module.training or not is_grad_enabled():
+            return False
+        iterations = self.iterations
+        if iterations.kind is NONE:
+            if not usual.begin():
+                return False
+            self._forwarded.clear()
+        elif iterations.kind is not TRAINING:
+            return False
+        self._forwarded.append(known)
+        iterations.kind = TRAINING
+        iterations.wants_backward = True
+        self._looking.pop(self._key, None)
+        return True
 
     def after_forward(self, module: Any, frame: Any) -> None:
         try:
@@ -309,11 +320,32 @@ class Watch:
         def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
             compiled = original(model, *args, **kwargs)
             # Without a model it is a decorator, which comes back here with one.
-            if model is None or not self.active or not isinstance(compiled, FunctionType):
+            if model is None or not self.active:
                 return compiled
-            return self._wrap_compiled(model, compiled)
+            if isinstance(compiled, torch.nn.Module):
+                self._guarded(self._see_calls_of, type(compiled))
+            return self._wrap_compiled(model, compiled) if isinstance(compiled, FunctionType) else compiled
 
         return compile
+
+    def _install_compiled(self) -> None:
+        for known in self._compiled_classes:
+            self._wrap(known, "__call__", self._wrap_compiled_module)
+
+    def _see_calls_of(self, compiled: type) -> None:
+        """Of compiled modules: in a usual iteration before torch asks whether there are hooks, which takes it long."""
+        if "__call__" in vars(compiled) and compiled not in self._compiled_classes:
+            self._compiled_classes.add(compiled)
+            self._wrap(compiled, "__call__", self._wrap_compiled_module)
+
+    def _wrap_compiled_module(self, original: Any) -> Any:
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            usual = self._usual
+            if usual is not None and self._key in self._looking and not is_dynamo_compiling():
+                self._guarded(self._usual_forward_began, usual, module)
+            return original(module, *args, **kwargs)
+
+        return __call__
 
     def _wrap_compiled(self, model: Any, compiled: Any) -> Any:
         owner = getattr(model, "__self__", None)
@@ -371,7 +403,7 @@ class Watch:
     def _wrap_has_hooks(self, original: Any) -> Any:
         def has_any_global_hook() -> bool:
             """As torch's own, but for ours: torch.compile would warn that it fires twice, which it does not."""
-            if is_compiling() or self._looking is None or self._key not in self._looking:
+            if self._looking is None or self._key not in self._looking or is_compiling():
                 return bool(original())
             self._ignore_forwards()
             try:
