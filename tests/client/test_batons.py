@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +72,15 @@ def test_what_is_left_of_an_old_ticket_is_nobodys():
     passed(batons, 9)
     lease._words[Word.BATON] = 9 + 512
     assert not batons.is_coming(9 + 512) and not lease._accept_grant()
+
+
+def test_the_next_one_is_woken_at_the_end_of_the_iteration_and_not_only_when_the_script_goes_on():
+    lease, batons = a_lease()
+    lease._memory, lease._holding = SimpleNamespace(will_yield=lambda: None), True  # type: ignore[assignment]
+    lease._words[Word.REVOKE], lease._words[Word.PASS] = 1, 9
+    lease.end()
+    assert batons.is_coming(9) and not batons.is_passed(9)
+    assert os.eventfd_read(batons.bell) == 1
 
 
 class Resuming:

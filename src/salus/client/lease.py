@@ -213,7 +213,8 @@ class Lease:
                 if self._memory is None:
                     self._yield(wants_more=True)
                 elif not self._announced_ns:
-                    if not words[_PASS]:
+                    # Whoever gets the lease may sleep: it has time to wake up, while the device is at work.
+                    if not self._ring():
                         # It was not foreseen, and nobody knows yet whom the lease goes to.
                         self._send(msg.Yielding(now=False))
                     self._announced_ns = _now_ns()

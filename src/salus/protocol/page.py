@@ -91,7 +91,7 @@ LOOKS = 100
 class BatonPage:
     """A page that all jobs of a user share, and a bell: here a lease goes from one job to the next without the service.
 
-    A ticket has one word. The giver writes there that it comes, when it begins to stop, and rings the bell; and then
+    A ticket has one word. The giver writes there that it comes, at its last boundary, and rings the bell; and then
     that it is passed. Tickets grow, so what is left of an old one is nobody's. A word that is overwritten, or a bell
     that another one heard, is no harm: the service grants the same lease a moment later.
     """
