@@ -28,9 +28,9 @@ CORE_MAY_IMPORT = {
 MAY_IMPORT = {
     "core": {"core", "errors", "units"},
     "protocol": {"protocol", "errors"},
-    "client": {"client", "protocol", "errors", "paths", "salus"},
+    "client": {"client", "protocol", "errors", "paths", "registry", "salus"},
     "adaptors": {"adaptors", "client", "errors"},
-    "service": {"service", "protocol", "core", "errors", "paths", "plugins", "salus"},
+    "service": {"service", "protocol", "core", "errors", "paths", "plugins", "registry", "salus"},
     "simulate": {"simulate", "core", "errors", "units"},
     "bench": {
         "bench",
@@ -57,6 +57,7 @@ MAY_IMPORT = {
         "units",
         "paths",
         "plugins",
+        "registry",
         "doctor",
         "salus",
     },

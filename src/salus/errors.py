@@ -25,6 +25,12 @@ class ServiceUnavailable(SalusError):
     code = "service-unavailable"
 
 
+class NoService(ServiceUnavailable):
+    """None runs, or it has ended: one can be started."""
+
+    code = "no-service"
+
+
 class InvariantBroken(SalusError):
     """A bug in Salus. Carries the story of the job it concerns, for the report."""
 

@@ -10,12 +10,12 @@ from salus.core.model import GpuConfig
 from salus.errors import RequestRejected
 from salus.plugins import load_policy
 from salus.protocol import messages as msg
+from salus.registry import Registry
 from salus.service.devices import Device
 from salus.service.gpu import Gpu, Nvml, _visible, choose
 from salus.service.history import History
 from salus.service.job import LiveJob
 from salus.service.live import Live
-from salus.service.registry import Registry
 from salus.service.sizes import CONTEXT_BYTES
 
 GIB = 1 << 30

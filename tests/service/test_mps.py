@@ -12,12 +12,12 @@ from salus.client.launch import environment_for
 from salus.core.model import GpuConfig
 from salus.plugins import load_policy
 from salus.protocol import messages as msg
+from salus.registry import Registry
 from salus.service.devices import Device
 from salus.service.history import History
 from salus.service.job import LiveJob
 from salus.service.live import Live
 from salus.service.mps import CONTROL, Mps, MpsUnavailable
-from salus.service.registry import Registry
 
 PLAYED = """#!/bin/sh
 if [ "$1" = "-d" ]; then

@@ -13,13 +13,13 @@ from salus.core.model import GpuConfig
 from salus.plugins import load_policy
 from salus.protocol import messages as msg
 from salus.protocol.page import Page, Word
+from salus.registry import Registry
 from salus.service.devices import Device
 from salus.service.gpu import Gpu, Nvml
 from salus.service.history import History, PastRun
 from salus.service.job import LiveJob
 from salus.service.live import Live
 from salus.service.mps import Mps
-from salus.service.registry import Registry
 from salus.service.utilization import (
     ENOUGH_LOOKS,
     FIRST_LOOKS,

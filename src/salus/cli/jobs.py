@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,17 +15,21 @@ import typer
 from rich.table import Table
 
 from salus.cli.console import make_console
-from salus.client.connection import ServiceConnection
 from salus.client.launch import as_shell_status, connect
-from salus.errors import RequestRejected, SalusError
+from salus.errors import NoService, RequestRejected, SalusError
+from salus.paths import socket_path, state_dir
 from salus.protocol import messages as msg
+from salus.registry import open_registry
 from salus.units import format_bytes, format_duration
+
+POLL_S = 0.1
+OVER = ("done", "failed", "cancelled", "lost")
+"""States of a job that has ended; how, nobody knows of the last."""
 
 
 def _complete_job() -> list[tuple[str, str]]:
     try:
-        with connect(start=False) as connection:
-            return [(row["id"], row["name"]) for row in connection.jobs(everything=True)]
+        return [(row["id"], row["name"]) for row in _rows(everything=True)]
     except SalusError:
         return []  # the shell's prompt is no place for a complaint
 
@@ -40,10 +47,11 @@ def ps(
 
     Example: `salus ps --all`
     """
-    with connect(start=False) as connection:
-        rows = connection.jobs(everything)
+    rows = _rows(everything)
     if as_json:
         typer.echo(json.dumps(rows))
+    elif not rows:
+        typer.echo("no jobs yet" if everything else "no jobs; salus ps --all lists those that have ended")
     else:
         make_console().print(jobs_table(rows))
 
@@ -87,21 +95,19 @@ def logs(
 
     Example: `salus logs -f 3`
     """
-    with connect(start=False) as connection:
-        path = _log_of(_find(connection, job))
-        with path.open("rb") as file:
-            while True:
-                piece = file.read(1 << 16)
-                if piece:
-                    sys.stdout.buffer.write(piece)
-                    sys.stdout.buffer.flush()
-                elif not follow or _find(connection, job)["finished_at"] is not None:
-                    rest = file.read()
-                    sys.stdout.buffer.write(rest)
-                    sys.stdout.buffer.flush()
-                    return
-                else:
-                    time.sleep(0.1)
+    with _log_of(_find(job)).open("rb") as file:
+        while True:
+            piece = file.read(1 << 16)
+            if piece:
+                sys.stdout.buffer.write(piece)
+                sys.stdout.buffer.flush()
+            elif not follow or _find(job)["state"] in OVER:
+                rest = file.read()
+                sys.stdout.buffer.write(rest)
+                sys.stdout.buffer.flush()
+                return
+            else:
+                time.sleep(POLL_S)
 
 
 def wait(job: JobId) -> None:
@@ -109,10 +115,26 @@ def wait(job: JobId) -> None:
 
     Example: `salus wait 3 && salus logs 3`
     """
-    with connect(start=False) as connection:
-        connection.wait_for_ever()
-        ended: msg.Ended = connection.request(msg.AwaitJob(job))
-    raise typer.Exit(1 if ended.exit_code is None else as_shell_status(ended.exit_code))
+    exit_code = _await(job)
+    if exit_code is None:
+        typer.echo(f"salus: how job {job} ended is not known", err=True)
+        raise typer.Exit(1)
+    raise typer.Exit(as_shell_status(exit_code))
+
+
+def _await(job_id: str) -> int | None:
+    """Its exit status, by the service's word or, of one that goes on without, by the launcher's."""
+    while (row := _find(job_id))["state"] not in OVER:
+        if row["state"] == "unmanaged":
+            time.sleep(POLL_S)
+            continue
+        # A service that ends meanwhile leaves the job to itself.
+        with contextlib.suppress(NoService), connect(start=False) as connection:
+            connection.wait_for_ever()
+            ended: msg.Ended = connection.request(msg.AwaitJob(job_id))
+            return ended.exit_code
+    exit_code: int | None = row["exit_code"]
+    return exit_code
 
 
 def cancel(
@@ -122,15 +144,51 @@ def cancel(
 
     Example: `salus cancel 3`
     """
-    with connect(start=False) as connection:
-        done: msg.Done = connection.request(msg.CancelJob(job, force))
-    typer.echo(done.text)
+    state = _find(job)["state"]
+    if state in OVER:
+        raise RequestRejected(f"job {job} has ended already")
+    if state != "unmanaged" or not _end_unmanaged(job, force):
+        with connect(start=False) as connection:
+            done: msg.Done = connection.request(msg.CancelJob(job, force))
+        typer.echo(done.text)
 
 
-def _find(connection: ServiceConnection, job_id: str) -> dict[str, Any]:
-    for row in connection.jobs(everything=True):
-        if row["id"] == job_id:
-            return row
+def _end_unmanaged(job_id: str, force: bool) -> bool:
+    """One that goes on without its service. False: it was another's service."""
+    with open_registry(state_dir(), socket_path()) as registry:
+        record = None if registry is None else registry.find(job_id)
+    if record is None or not record.goes_on:
+        return False
+    pids, number = [record.launcher], signal.SIGTERM
+    if force:
+        # The launcher stays, to tell how it ended.
+        children = Path(f"/proc/{record.launcher}/task/{record.launcher}/children").read_text()
+        pids, number = [int(pid) for pid in children.split()], signal.SIGKILL
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    typer.echo(f"job {job_id} was {'killed' if force else 'told to end'}")
+    return True
+
+
+def _rows(everything: bool) -> list[dict[str, Any]]:
+    """What the service says; where there is none, what it has left."""
+    try:
+        with connect(start=False) as connection:
+            return connection.jobs(everything)
+    except NoService:
+        pass
+    with open_registry(state_dir(), socket_path()) as registry:
+        records = [] if registry is None else registry.all()
+    return [record.row for record in records if everything or record.goes_on]
+
+
+def _find(job_id: str) -> dict[str, Any]:
+    # Those that run first: they are fewer.
+    for everything in (False, True):
+        for row in _rows(everything):
+            if row["id"] == job_id:
+                return row
     raise RequestRejected(f"there is no job {job_id}; salus ps --all lists those there are")
 
 

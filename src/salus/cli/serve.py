@@ -17,9 +17,9 @@ from salus.cli.options import complete_policy, parsed
 from salus.core.model import GpuConfig
 from salus.errors import RequestRejected
 from salus.paths import socket_path, state_dir
+from salus.registry import open_registry
 from salus.service.devices import Device
 from salus.service.gpu import Gpu, Nvml, choose_all
-from salus.service.registry import Registry
 from salus.units import format_bytes, parse_bytes, parse_duration
 
 
@@ -171,12 +171,10 @@ def _with_room(gpus: list[Gpu | None], reserve_bytes: int, *, named: bool) -> li
 
 def _without_our_jobs(gpu: Gpu | None) -> Gpu | None:
     """After a restart, jobs of the service before are on the GPU: what they use is ours, and not others'."""
-    saved = state_dir() / "jobs.sqlite"
-    if gpu is None or not saved.exists():
-        return gpu
-    registry = Registry(saved)
-    pids = {job.worker for job in registry.all()}
-    registry.close(forget=False)
+    if gpu is None:
+        return None
+    with open_registry(state_dir(), socket_path()) as registry:
+        pids = set() if registry is None else {job.worker for job in registry.running()}
     ours = sum(size for pid, size in Nvml().used_by(gpu).items() if pid in pids)
     return replace(gpu, used_bytes=max(0, gpu.used_bytes - ours))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from salus import __version__
-from salus.errors import ServiceUnavailable
+from salus.errors import NoService, ServiceUnavailable
 from salus.protocol import messages as msg
 from salus.protocol.errors import to_error
 
@@ -23,8 +23,10 @@ class ServiceConnection:
             self._sock.connect(str(path))
         except OSError as error:
             self._sock.close()
-            raise ServiceUnavailable(
-                f"there is no service at {path} ({error.strerror}); start one: salus serve"
+            if not isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+                raise ServiceUnavailable(f"{path}: the service cannot be reached ({error.strerror})") from None
+            raise NoService(
+                f"no service runs at {path}; salus run starts one when it is needed, salus serve one that stays"
             ) from None
         self.welcome: msg.Welcome = self.request(msg.Hello(msg.VERSION, __version__))
 
@@ -34,7 +36,7 @@ class ServiceConnection:
         except OSError:
             # It may have told us why before it closed the connection.
             self.receive()
-            raise ServiceUnavailable("the service is gone") from None
+            raise NoService("the service is gone") from None
 
     def receive(self) -> tuple[msg.Message, list[int]]:
         """The next message, with the descriptors that came along. Raises what the service reports as an error."""
@@ -49,7 +51,7 @@ class ServiceConnection:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
         if not packet:
-            raise ServiceUnavailable("the service is gone")
+            raise NoService("the service is gone")
         message = msg.decode(packet, msg.FROM_SERVICE)
         if isinstance(message, msg.Failed):
             raise to_error(message)
@@ -58,13 +60,19 @@ class ServiceConnection:
     def request(self, message: msg.Message) -> Any:
         """Sends, and gives back the answer."""
         self.send(message)
-        return self.receive()[0]
+        return self._answer()
+
+    def _answer(self) -> Any:
+        message, _ = self.receive()
+        if isinstance(message, msg.Farewell):
+            raise NoService("the service has ended")
+        return message
 
     def jobs(self, everything: bool = False) -> list[dict[str, Any]]:
         self.send(msg.ListJobs(everything))
         rows: list[dict[str, Any]] = []
         while True:
-            part = self.receive()[0]
+            part = self._answer()
             rows += part.jobs
             if not part.more:
                 return rows

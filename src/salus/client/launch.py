@@ -11,20 +11,32 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from salus.client.again import connect_again
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
-from salus.errors import RequestRejected, SalusError, ServiceUnavailable
+from salus.errors import NoService, RequestRejected, SalusError, ServiceUnavailable
 from salus.paths import socket_path, state_dir
 from salus.protocol import messages as msg
+from salus.registry import open_registry
 
 HIDES_ALL = ("", "-1", "none", "NoDevFiles", "void")
 """Settings of CUDA_VISIBLE_DEVICES with which there is no GPU."""
 START_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 2.0
-PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGQUIT)
+START_ATTEMPTS = 3
+PASSED_ON = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+)
+_TAKEN = (*PASSED_ON, signal.SIGCHLD)
+SI_KERNEL = 0x80
+"""As the sender of a signal: the kernel, on behalf of the terminal."""
 
 
 def connect(*, start: bool, timeout_s: float | None = 10.0) -> ServiceConnection:
@@ -59,7 +71,7 @@ def _start_service(path: Path) -> Path:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=environment
             )
     except OSError as error:
-        raise RequestRejected(
+        raise ServiceUnavailable(
             f"{log}: cannot be written ({error.strerror}); set SALUS_STATE_DIR to a folder of yours"
         ) from None
     return log
@@ -102,59 +114,90 @@ def _mps(job: msg.Registered) -> dict[str, str]:
 def run(asked: msg.Register, *, announce: bool = False, unmanaged_if_none: bool = False) -> int:
     """Runs a job to its end and gives back its exit status, as a shell would: 128 and the signal that killed it."""
     try:
-        connection = connect(start=True)
-    except SalusError as error:
+        connection, job = _register(asked)
+    except ServiceUnavailable as error:
         if not unmanaged_if_none:
             raise
         say(f"{error}; {asked.name} runs unmanaged")
         placed = {} if asked.gpu is None else {"CUDA_VISIBLE_DEVICES": asked.gpu}
-        return as_shell_status(_wait(_start(asked.command, {**os.environ, **placed})))
-    job: msg.Registered = connection.request(asked)
-    connection.wait_for_ever()
+        with _Signals() as signals:
+            return as_shell_status(signals.wait_for(_start(asked.command, {**os.environ, **placed})))
     if asked.sm_share is not None and job.mps_pipe is None:
         say(f"job {job.job_id}: --sm-share has no effect: the service runs without MPS (salus serve --mps on)")
     if announce:
         print(job.job_id, flush=True)
-    output = None
     if asked.log is not None:
-        output = Path(asked.log).open("ab")  # noqa: SIM115 - the child writes to it until it ends
-    try:
-        process = _start(asked.command, environment_for(job, os.environ), output)
-    except RequestRejected:
-        connection.send(msg.Finished(127))
-        connection.close()
-        raise
-    listener = _Listener(connection, process, job)
-    listener.start()
-    status = _wait(process)
-    listener.finish(status)
+        # For what the job writes, and for what is said to it.
+        with Path(asked.log).open("ab") as output:
+            for descriptor in (1, 2):
+                os.dup2(output.fileno(), descriptor)
+    with _Signals() as signals:
+        try:
+            process = _start(asked.command, environment_for(job, os.environ))
+        except RequestRejected:
+            connection.send(msg.Finished(127))
+            connection.close()
+            raise
+        listener = _Listener(connection, process, job)
+        listener.start()
+        status = signals.wait_for(process)
+        listener.finish(status)
     return as_shell_status(status)
+
+
+def _register(asked: msg.Register) -> tuple[ServiceConnection, msg.Registered]:
+    for left in reversed(range(START_ATTEMPTS)):
+        connection = connect(start=True)
+        try:
+            job: msg.Registered = connection.request(asked)
+        except NoService:
+            # It was about to end when we came.
+            if not left:
+                raise
+        else:
+            connection.wait_for_ever()
+            return connection, job
+    raise AssertionError(START_ATTEMPTS)
 
 
 def as_shell_status(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _start(command: list[str], environment: dict[str, str], output: BinaryIO | None = None) -> subprocess.Popen[bytes]:
+def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Within `_Signals`; the job itself gets all of them."""
     try:
-        return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        return subprocess.Popen(command, env=environment, preexec_fn=_unblock)
     except OSError as error:
         raise RequestRejected(f"{command[0]}: cannot be run ({error.strerror})") from None
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Waits for the job and passes signals on. Ctrl-C reaches the job by itself: it is in the same foreground group."""
+class _Signals:
+    """Signals to this process are the job's: they are blocked here, in every thread that starts within, and passed on.
 
-    def pass_on(number: int, _frame: object) -> None:
-        process.send_signal(number)
+    But for what a terminal sends, as for Ctrl-C: that goes to the job too, which is in the same group.
+    """
 
-    before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        return process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def __enter__(self) -> _Signals:
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
+        return self
+
+    def wait_for(self, process: subprocess.Popen[bytes]) -> int:
+        while (status := process.poll()) is None:
+            came = signal.sigwaitinfo(_TAKEN)
+            if came.si_signo in PASSED_ON and came.si_code != SI_KERNEL:
+                process.send_signal(came.si_signo)
+        return status
+
+    def __exit__(self, *_: object) -> None:
+        # What came for a job that has ended is nobody's.
+        while signal.sigtimedwait(_TAKEN, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TAKEN)
 
 
 class _Listener(threading.Thread):
@@ -164,6 +207,8 @@ class _Listener(threading.Thread):
         super().__init__(daemon=True)
         self._connection, self._process, self._job = connection, process, job
         self._status: int | None = None
+        self._known = False
+        """The service has heard how it ended."""
 
     def run(self) -> None:
         while True:
@@ -191,6 +236,11 @@ class _Listener(threading.Thread):
         # When the answer is there, the service knows, and `salus ps` tells the truth.
         self.join(timeout=END_TIMEOUT_S)
         self._connection.close()
+        if not self._known:
+            # Where the service is gone, or another's, this is all that can be done.
+            with contextlib.suppress(SalusError, OSError), open_registry(state_dir(), socket_path()) as registry:
+                if registry is not None:
+                    registry.finish(self._job.job_id, self._job.token, status)
 
     def _tell_end(self) -> None:
         assert self._status is not None
@@ -210,5 +260,8 @@ class _Listener(threading.Thread):
                     say(f"job {job_id} has its memory")
                 case msg.Terminate(force):
                     self._process.send_signal(signal.SIGKILL if force else signal.SIGTERM)
-                case msg.Done() | msg.Farewell():
+                case msg.Done():
+                    self._known = True
+                    return
+                case msg.Farewell():
                     return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from salus.errors import InvariantBroken, RequestRejected, SalusError, ServiceUnavailable
+from salus.errors import InvariantBroken, NoService, RequestRejected, SalusError, ServiceUnavailable
 from salus.protocol.messages import VERSION, Failed, ProtocolError
 
 
@@ -22,6 +22,7 @@ _CLASSES: dict[str, type[SalusError]] = {
         SalusError,
         RequestRejected,
         ServiceUnavailable,
+        NoService,
         InvariantBroken,
         ProtocolError,
         VersionMismatch,

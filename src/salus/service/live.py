@@ -28,6 +28,7 @@ from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob
 from salus.protocol.page import JobState, Page, Word
 from salus.protocol.slots import Kind
+from salus.registry import Registry
 from salus.service.batons import Batons
 from salus.service.connection import Connection
 from salus.service.devices import Device
@@ -37,15 +38,14 @@ from salus.service.journal import Journal
 from salus.service.memory import Lanes, Link
 from salus.service.mps import Mps
 from salus.service.paging import Pager
-from salus.service.registry import Registry
 from salus.service.sizes import Sizes
 from salus.service.view import MOST_LANES, describe, footprint_of
 from salus.service.watch import Watch
 
 log = logging.getLogger(__name__)
 
-KEPT_ENDED = 1000
-"""Ended jobs that `ps --all` can still show."""
+KEPT_ENDED = 100
+"""Ended jobs that are not looked up in the registry."""
 QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
 FORESEEN_S = 0.05
@@ -105,12 +105,21 @@ class Live:
             self._forget(job)
             where = "this device" if self.device.gpu is None else f"GPU {self.device.gpu.index}"
             raise RequestRejected(f"job {job.asked.name} cannot run on {where}: {refusal.reason}")
+        self.registry.describe(self.describe(job))
         log.info("job %s (%s) was registered by process %d", job.job_id, asked.name, connection.pid)
         return job
 
     def _forget(self, job: LiveJob) -> None:
         del self.jobs[job.job_id]
         self.registry.remove(job.job_id)
+
+    def _file(self, job: LiveJob) -> None:
+        """It has ended."""
+        del self.jobs[job.job_id]
+        self.ended[job.job_id] = job
+        while len(self.ended) > KEPT_ENDED:
+            del self.ended[next(iter(self.ended))]
+        self.registry.describe(self.describe(job))
 
     def job_of(self, connection: Connection, job_id: str, token: str) -> LiveJob:
         job = self.jobs.get(job_id)
@@ -193,8 +202,7 @@ class Live:
     def end_unseen(self, job: LiveJob) -> None:
         job.returning = False
         job.finished_at = time.time()
-        self._forget(job)
-        self.ended[job.job_id] = job
+        self._file(job)
         for waiter in job.waiters:
             waiter.send(msg.Ended(job.job_id, job.exit_code))
 
@@ -441,12 +449,9 @@ class Live:
         job.finished_at, job.exit_code = time.time(), exit_code
         self.holders.pop(job.job_id, None)
         self.decide(ev.JobLeft(job.job_id))
-        self._forget(job)
+        self._file(job)
         if all(other.uid != job.uid for other in self.jobs.values()):
             self.batons.forget_user(job.uid)
-        self.ended[job.job_id] = job
-        while len(self.ended) > KEPT_ENDED:
-            del self.ended[next(iter(self.ended))]
         self.sizes.remember(job, core, exit_code)
         for waiter in job.waiters:
             waiter.send(msg.Ended(job.job_id, exit_code))
@@ -664,6 +669,8 @@ class Live:
             else:
                 job.fault = "it made a fatal fault on the GPU"
             log.warning("job %s (%s): %s", job.job_id, job.asked.name, job.fault)
+            if job.job_id in self.ended:
+                self.registry.describe(self.describe(job))
             if job.launcher is not None:
                 job.launcher.send(msg.Told(f"job {job.job_id}: {job.fault}"))
 

@@ -16,10 +16,10 @@ from salus.core import events as ev
 from salus.core.model import Footprint
 from salus.errors import RequestRejected
 from salus.protocol import messages as msg
+from salus.registry import SavedJob
 from salus.service.connection import Connection
 from salus.service.history import command_key
 from salus.service.job import LiveJob, is_alive
-from salus.service.registry import SavedJob
 
 if TYPE_CHECKING:
     from salus.service.live import Live

@@ -22,11 +22,12 @@ from typing import Any, TextIO
 
 from salus import __version__
 from salus.core.placement import choose
-from salus.errors import RequestRejected, SalusError
+from salus.errors import RequestRejected, SalusError, ServiceUnavailable
 from salus.paths import make_private
 from salus.plugins import load_policy
 from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob, to_message, version_mismatch
+from salus.registry import FILE, Record, Registry, SavedJob
 from salus.service.connection import Connection
 from salus.service.devices import Device, allowed
 from salus.service.gpu import Gpu, Nvml
@@ -36,7 +37,6 @@ from salus.service.journal import Journal
 from salus.service.live import Live
 from salus.service.mps import Mps, MpsUnavailable
 from salus.service.recovery import Recovery
-from salus.service.registry import Registry, SavedJob
 from salus.service.view import together
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,8 @@ class Server:
         self._lock = _lock(options.socket)
         journal_folder = make_private(options.state / "journal")
         self._history = History(options.state / "history.sqlite")
-        self._registry = Registry(options.state / "jobs.sqlite")
+        self._registry = Registry(options.state / FILE, str(options.socket))
+        self._registry.trim()
         self._journals: list[Journal] = []
         self._lives = [self._make_live(device, journal_folder) for device in options.devices]
         self._recoveries = {live: Recovery(live) for live in self._lives}
@@ -187,6 +188,7 @@ class Server:
             listener.close()
             with contextlib.suppress(FileNotFoundError):
                 self._options.socket.unlink()
+            self._release()
             for connection in list(self._connections):
                 connection.send(msg.Farewell())
                 connection.close()
@@ -196,8 +198,7 @@ class Server:
             for journal in self._journals:
                 journal.close()
             self._history.close()
-            # They go on unmanaged; nobody comes back.
-            self._registry.close(forget=True)
+            self._registry.close()
             self._lock.close()
         return 1 if any(journal.broken for journal in self._journals) else 0
 
@@ -205,15 +206,22 @@ class Server:
         """Each job that was running before goes to the device it was on."""
         known = {live.device.key: live for live in self._lives}
         jobs: dict[Live, list[SavedJob]] = {live: [] for live in self._lives}
-        for saved in self._registry.all():
+        for saved in self._registry.running():
             live = known.get(saved.device) if saved.device else self._lives[0]
             if live is None:
                 log.warning("job %s ran on %s, which is not shared any more", saved.job_id, saved.device)
-                self._registry.remove(saved.job_id)
+                self._registry.release(saved.job_id)
                 continue
             jobs[live].append(saved)
         for live, of_it in jobs.items():
             self._recoveries[live].begin(of_it)
+
+    def _release(self) -> None:
+        """The jobs go on unmanaged. Before they hear of it: then they write themselves how they ended."""
+        for live in self._lives:
+            for job in live.jobs.values():
+                self._registry.describe(live.describe(job))
+                self._registry.release(job.job_id)
 
     def stop(self, drain: bool = False) -> None:
         count = sum(len(live.jobs) for live in self._lives)
@@ -282,7 +290,10 @@ class Server:
         if connection in self._launchers:
             raise msg.ProtocolError("a second job on one connection")
         if self._draining:
-            raise RequestRejected("the service is ending and takes no new jobs; start another: salus serve")
+            raise ServiceUnavailable(
+                "the service ends when its jobs have, and takes no new ones; "
+                "try again then, or go without: salus run --if-no-service run"
+            )
         job = self._place(message).register(connection, message)
         self._launchers[connection] = job
         if self._linger is not None:
@@ -352,13 +363,13 @@ class Server:
         connection.send(msg.Done())
 
     def _on_list_jobs(self, connection: Connection, message: msg.ListJobs) -> None:
-        jobs: list[LiveJob] = []
+        rows = []
         for live in self._lives:
             live.refresh()
-            jobs += [*(live.ended.values() if message.everything else ()), *live.jobs.values()]
-        if len(self._lives) > 1:
-            jobs.sort(key=lambda job: (job.finished_at is None, int(job.job_id)))
-        rows = [job.live.describe(job) for job in jobs if self._may_see(connection, job)]
+            rows += [live.describe(job) for job in live.jobs.values() if self._may_see(connection, job.uid)]
+        past = [*self._registry.unmanaged(), *(self._registry.ended() if message.everything else ())]
+        rows += [record.row for record in past if self._may_see(connection, record.uid)]
+        rows.sort(key=lambda row: (row["finished_at"] is None, int(row["id"])))
         while True:
             count = msg.fitting(rows)
             connection.send(msg.Jobs(rows[:count], more=count < len(rows)))
@@ -371,15 +382,20 @@ class Server:
         for live in self._lives:
             status = live.status()
             for lane in status["lanes"]:
-                lane["jobs"] = [job_id for job_id in lane["jobs"] if self._may_see(connection, live.jobs[job_id])]
+                lane["jobs"] = [job_id for job_id in lane["jobs"] if self._may_see(connection, live.jobs[job_id].uid)]
                 lane["holder"] = lane["holder"] if lane["holder"] in lane["jobs"] else None
             found.append(status)
         connection.send(msg.Status(together(found)))
 
     def _on_cancel_job(self, connection: Connection, message: msg.CancelJob) -> None:
         job = self._job(connection, message.job_id)
-        if job.finished_at is not None:
-            raise RequestRejected(f"job {job.job_id} has ended already")
+        if isinstance(job, Record) and job.goes_on:
+            raise RequestRejected(
+                f"job {message.job_id} goes on without a service, since the one that it was started with has ended; "
+                f"kill {job.launcher} ends it"
+            )
+        if isinstance(job, Record) or job.finished_at is not None:
+            raise RequestRejected(f"job {message.job_id} has ended already")
         if job.uid != connection.uid and not self._is_administrator(connection):
             raise RequestRejected(f"job {job.job_id} is another user's; only they and who runs the service can end it")
         job.live.cancel(job, message.force)
@@ -387,7 +403,13 @@ class Server:
 
     def _on_await_job(self, connection: Connection, message: msg.AwaitJob) -> None:
         job = self._job(connection, message.job_id)
-        if job.finished_at is not None:
+        if isinstance(job, Record):
+            if job.goes_on:
+                raise RequestRejected(
+                    f"job {message.job_id} goes on without a service; nobody here will hear of its end"
+                )
+            connection.send(msg.Ended(message.job_id, job.row["exit_code"]))
+        elif job.finished_at is not None:
             connection.send(msg.Ended(job.job_id, job.exit_code))
         else:
             job.waiters.append(connection)
@@ -423,13 +445,14 @@ class Server:
         if not self._is_administrator(connection):
             raise RequestRejected(f"only the user who runs the service ({os.getuid()}) can do that")
 
-    def _may_see(self, connection: Connection, job: LiveJob) -> bool:
-        return job.uid == connection.uid or self._options.visible or self._is_administrator(connection)
+    def _may_see(self, connection: Connection, uid: int) -> bool:
+        return uid == connection.uid or self._options.visible or self._is_administrator(connection)
 
-    def _job(self, connection: Connection, job_id: str) -> LiveJob:
+    def _job(self, connection: Connection, job_id: str) -> LiveJob | Record:
         live = self._live_of(job_id)
-        job = live.jobs.get(job_id) or live.ended.get(job_id)
-        if job is None or not self._may_see(connection, job):
+        job: LiveJob | Record | None = live.jobs.get(job_id) or live.ended.get(job_id)
+        job = job or self._registry.find(job_id)
+        if job is None or not self._may_see(connection, job.uid):
             raise NoSuchJob(f"there is no job {job_id:.40}; salus ps --all lists those there are")
         return job
 

@@ -1,0 +1,240 @@
+"""Jobs, in SQLite: those that run now, by which a service that is started again knows them, and those that have ended.
+
+A service writes here. Commands read it where there is none, and a launcher whose service is gone writes how its job
+ended. Of running ones only this is kept; everything else they tell a new service themselves.
+Several services may share the file: of running jobs each knows its own, by its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from salus.errors import RequestRejected
+from salus.protocol.messages import Register
+
+log = logging.getLogger(__name__)
+
+FILE = "jobs.sqlite"
+KEPT = 1000
+"""Jobs that have ended."""
+CLOCK_SLACK_S = 2.0
+"""By so much may the kernel's time of a process's start be off."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    job_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    token TEXT NOT NULL,
+    uid INTEGER NOT NULL,
+    asked TEXT NOT NULL,
+    submitted_at REAL NOT NULL,
+    launcher INTEGER NOT NULL,
+    worker INTEGER NOT NULL DEFAULT 0
+);
+"""
+_ADDED = {
+    "device": "TEXT NOT NULL DEFAULT ''",
+    "socket": "TEXT NOT NULL DEFAULT ''",
+    "row": "TEXT NOT NULL DEFAULT '{}'",
+    "released": "INTEGER NOT NULL DEFAULT 0",
+    "finished_at": "REAL",
+}
+"""Columns that a file of an older version lacks."""
+_TRIM = """
+DELETE FROM jobs WHERE finished_at IS NOT NULL AND job_id NOT IN
+    (SELECT job_id FROM jobs WHERE finished_at IS NOT NULL ORDER BY job_id DESC LIMIT ?)
+"""
+
+
+@dataclass(frozen=True)
+class SavedJob:
+    job_id: str
+    token: str
+    uid: int
+    asked: Register
+    submitted_at: float
+    launcher: int
+    worker: int
+    """The process that used the device; 0: none did."""
+    device: str
+    """On which it was placed."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A job that no service looks after: it has ended, or goes on without."""
+
+    uid: int
+    row: dict[str, Any]
+    """As in `salus ps --json`."""
+    launcher: int
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self.row["state"] == "unmanaged")
+
+
+class Registry:
+    def __init__(self, path: Path, socket: str = "") -> None:
+        self._socket = socket
+        with _usable(path):
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            # What the kernel has survives a killed service. After a crash of the machine there are no jobs.
+            self._db.execute("PRAGMA synchronous=OFF")
+            self._db.executescript(_SCHEMA)
+            there = {row[1] for row in self._db.execute("PRAGMA table_info(jobs)")}
+            for column, kind in _ADDED.items():
+                if column not in there:
+                    self._db.execute(f"ALTER TABLE jobs ADD COLUMN {column} {kind}")
+
+    # By the service.
+
+    def add(self, token: str, uid: int, asked: Register, submitted_at: float, launcher: int, device: str) -> str:
+        """Its id, which no job before it had."""
+        try:
+            cursor = self._db.execute(
+                "INSERT INTO jobs (token, uid, asked, submitted_at, launcher, device, socket) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (token, uid, json.dumps(asdict(asked)), submitted_at, launcher, device, self._socket),
+            )
+        except sqlite3.Error as error:
+            raise RequestRejected(f"the list of jobs cannot be written ({error}); make room on the disk") from None
+        return str(cursor.lastrowid)
+
+    def attached(self, job_id: str, worker: int) -> None:
+        self._write("UPDATE jobs SET worker = ? WHERE job_id = ?", worker, int(job_id))
+
+    def remove(self, job_id: str) -> None:
+        """It was none."""
+        self._write("DELETE FROM jobs WHERE job_id = ?", int(job_id))
+
+    def describe(self, row: dict[str, Any]) -> None:
+        """What is known of the job, as in `salus ps --json`."""
+        self._write(
+            "UPDATE jobs SET row = ?, finished_at = ? WHERE job_id = ?",
+            json.dumps(row),
+            row["finished_at"],
+            int(row["id"]),
+        )
+
+    def release(self, job_id: str) -> None:
+        """It goes on without a service, and will not come back to one."""
+        self._write("UPDATE jobs SET released = 1 WHERE job_id = ?", int(job_id))
+
+    def running(self) -> list[SavedJob]:
+        """Those of the service before us, which was killed."""
+        rows = self._db.execute(
+            "SELECT job_id, token, uid, asked, submitted_at, launcher, worker, device FROM jobs "
+            "WHERE finished_at IS NULL AND NOT released AND socket IN (?, '') ORDER BY job_id",
+            (self._socket,),
+        )
+        return [
+            SavedJob(str(job_id), token, uid, Register(**json.loads(asked)), *rest)
+            for job_id, token, uid, asked, *rest in rows.fetchall()
+        ]
+
+    def _write(self, statement: str, *values: object) -> None:
+        """A full disk is no reason to keep a job from its end."""
+        try:
+            self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            log.warning("the list of jobs cannot be written (%s)", error)
+
+    # By anyone.
+
+    def ended(self) -> list[Record]:
+        """Those that are over: the last ones, and those of which nobody knows how they ended."""
+        return [record for record in self._records("finished_at IS NOT NULL OR released") if not record.goes_on]
+
+    def unmanaged(self) -> list[Record]:
+        """Those that go on without a service."""
+        return [record for record in self._records("finished_at IS NULL AND released") if record.goes_on]
+
+    def all(self) -> list[Record]:
+        """Where there is no service: the jobs of one that was killed go on without, too."""
+        return self._records("1")
+
+    def find(self, job_id: str) -> Record | None:
+        return next(iter(self._records("job_id = ?", job_id)), None)
+
+    def _records(self, which: str, *values: object) -> list[Record]:
+        rows = self._db.execute(
+            "SELECT uid, row, launcher, submitted_at, finished_at FROM jobs "
+            f"WHERE (finished_at IS NOT NULL OR socket IN (?, '')) AND ({which}) ORDER BY job_id",
+            (self._socket, *values),
+        )
+        found = []
+        for uid, text, launcher, submitted_at, finished_at in rows.fetchall():
+            row = json.loads(text)
+            if not row:
+                continue
+            if finished_at is None:
+                alive = _began_before(launcher, submitted_at)
+                row |= {
+                    "state": "unmanaged" if alive else "lost",
+                    "wait_reason": None if alive else "how it ended is not known",
+                    "lane": None,
+                    "position": None,
+                }
+            found.append(Record(uid, row, launcher))
+        return found
+
+    def finish(self, job_id: str, token: str, exit_code: int) -> None:
+        """From a launcher: its job has ended, and no service has heard of it."""
+        found = self._db.execute(
+            "SELECT row FROM jobs WHERE job_id = ? AND token = ? AND finished_at IS NULL", (int(job_id), token)
+        ).fetchone()
+        if found is not None:
+            state = "done" if exit_code == 0 else "failed"
+            ended = {"state": state, "exit_code": exit_code, "finished_at": time.time(), "lane": None}
+            self.describe({"id": job_id, **json.loads(found[0]), **ended})
+
+    def trim(self) -> None:
+        self._write(_TRIM, KEPT)
+
+    def close(self) -> None:
+        self._db.close()
+
+
+@contextlib.contextmanager
+def open_registry(folder: Path, socket: Path) -> Iterator[Registry | None]:
+    """The one in a state directory; None where nothing has run yet."""
+    path = folder / FILE
+    if not path.exists():
+        yield None
+        return
+    registry = Registry(path, str(socket))
+    try:
+        with _usable(path):
+            yield registry
+    finally:
+        registry.close()
+
+
+@contextlib.contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise RequestRejected(
+            f"{path}: the list of jobs cannot be used ({error}); move the file away or make room"
+        ) from None
+
+
+def _began_before(pid: int, moment: float) -> bool:
+    """There is a process of this number, and it is no later one that was given the same."""
+    try:
+        # The name, in brackets, may hold anything.
+        since_boot = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+        booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return False
+    return int(booted.split()[1]) + since_boot / os.sysconf("SC_CLK_TCK") <= moment + CLOCK_SLACK_S
