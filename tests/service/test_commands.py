@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from salus.protocol import messages as msg
 from tests.service.harness import SOURCE, eventually, finish
 
 FIELDS = {
@@ -57,7 +58,39 @@ def test_while_a_job_waits_for_memory_its_launcher_says_why_and_where_in_the_que
     assert waiting["position"] == 1
     output, errors = second.communicate(timeout=60)
     assert "finished" in output
-    assert "waits for memory, 1 of 1 in the queue: needs 3 GiB and a lane of 0 B; 1 GiB of 4 GiB are free" in errors
+    assert "waits for memory, 1 of 1 in the queue: needs 3 GiB; 1 GiB of 4 GiB are free" in errors
+
+
+def test_a_launcher_hears_of_the_queue_again_only_when_its_place_or_the_reason_changes(serve):
+    service = serve("--policy", "fifo", "--capacity", "4GiB")
+    with service.connect() as first, service.connect() as second, service.connect() as third:
+        for name, connection in (("first", first), ("second", second)):
+            connection.request(msg.Register(name, ["x"], "/", persistent_bytes=3 << 30))
+        assert second.receive()[0].position == 1
+        third.request(msg.Register("third", ["x"], "/", persistent_bytes=3 << 30))
+        assert third.receive()[0].position == 2
+        first.send(msg.Finished(0))
+        assert isinstance(second.receive()[0], msg.Admitted), "that the queue grew is no news to the second"
+        assert third.receive()[0].position == 1
+
+
+def test_who_waits_for_memory_has_a_place_in_ps_and_top(serve):
+    service = serve("--policy", "fifo", "--capacity", "4GiB")
+    for name in ("first", "second", "third"):
+        service.job("--name", name, "--persistent", "3GiB", iterations=100_000, seconds=0.005)
+        service.when(name, "running", "waiting")
+    for shown in (service.salus("ps").stdout, service.salus("top", "--once", "--interval", "0.1").stdout):
+        assert "place 1: needs 3 GiB; 1 GiB of 4 GiB are free" in shown
+        assert "place 2: needs 3 GiB; 1 GiB of 4 GiB are free" in shown
+        assert "place 3" not in shown
+
+
+def test_what_looks_like_markup_in_a_name_is_shown_as_it_is(serve):
+    service = serve()
+    service.job("--name", "[/x] [red]:ok:", iterations=100_000, seconds=0.005)
+    service.when("[/x] [red]:ok:", "running")
+    for shown in (service.salus("ps"), service.salus("top", "--once", "--interval", "0.1")):
+        assert "[/x] [red]:ok:" in shown.stdout, shown.stderr
 
 
 def test_submit_logs_wait_and_cancel(serve):

@@ -344,7 +344,10 @@ def test_a_job_too_large_for_the_device_is_refused_with_the_numbers(serve):
     service = serve("--capacity", "4GiB")
     done = service.salus("run", "--name", "huge", "--persistent", "8GiB", "--", "true")
     assert done.returncode == 2
-    assert "job huge cannot run on this device: needs 8 GiB persistent = 8 GiB, the whole GPU has 4 GiB" in done.stderr
+    assert done.stderr == (
+        "salus: job huge cannot run on this device: needs 8 GiB persistent = 8 GiB, the whole device has 4 GiB; "
+        "ask for less (--persistent, --ephemeral), or serve with more (--capacity)\n"
+    )
     with service.connect() as connection, pytest.raises(RequestRejected, match="weight"):
         connection.request(msg.Register("x", ["true"], "/", weight=-1))
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from salus.cli.console import make_console
-from salus.cli.jobs import device_name
+from salus.cli.jobs import device_name, why_it_waits
 from salus.cli.options import parsed
 from salus.client.connection import ServiceConnection
 from salus.client.launch import connect
@@ -92,7 +92,7 @@ def _lanes(now: Look) -> Table:
     for lane in now.status["lanes"]:
         where = (device_name(lane),) if several else ()
         holder = lane["holder"]
-        runs = "" if holder is None else f"{holder} {names.get(holder, '')}"
+        runs = Text("" if holder is None else f"{holder} {names.get(holder, '')}")
         table.add_row(*where, str(lane["lane"]), format_bytes(lane["size_bytes"]), runs, " ".join(lane["jobs"]))
     return table
 
@@ -116,7 +116,7 @@ def _jobs(before: Look, now: Look) -> Table:
         table.add_row(
             MARKS.get(row["state"], " "),
             row["id"],
-            row["name"],
+            Text(row["name"]),
             row["user"],
             row["state"],
             *((device_name(row),) if several else ()),
@@ -126,6 +126,6 @@ def _jobs(before: Look, now: Look) -> Table:
             format_duration(row["gpu_time_s"]),
             format_bytes(row["persistent_bytes"]),
             format_bytes(row["ephemeral_bytes"]),
-            row["wait_reason"] or "",
+            why_it_waits(row),
         )
     return table
