@@ -43,10 +43,35 @@ def test_run_starts_a_service_by_itself_and_that_one_ends_after_its_last_job(ser
     eventually(lambda: not service.socket.exists(), "the service ended")
 
 
-def test_a_command_that_is_not_there_is_one_clear_line(serve):
-    done = serve().salus("run", "--", "no-such-command")
-    assert done.returncode == 2
+def test_a_command_that_is_not_there_is_one_clear_line_and_a_shells_status(serve):
+    service = serve()
+    done = service.salus("run", "--name", "a", "--", "no-such-command")
+    assert done.returncode == 127
     assert done.stderr == "salus: no-such-command: cannot be run (No such file or directory)\n"
+    eventually(lambda: service.jobs()["a"]["exit_code"] == 127, "the service knows the status")
+
+
+def test_a_script_that_may_not_be_executed_ends_as_in_a_shell_and_is_told_how_to_run(serve, tmp_path):
+    service = serve()
+    script = tmp_path / "train.py"
+    script.write_text("print('hello')")
+    script.chmod(0o644)
+    line = f"salus: {script}: cannot be run (Permission denied); write: python {script}\n"
+    done = service.salus("run", "--name", "a", "--", str(script))
+    assert (done.returncode, done.stderr) == (126, line)
+    eventually(lambda: service.jobs()["a"]["exit_code"] == 126, "the service knows the status")
+    other = script.rename(tmp_path / "train")
+    done = service.salus("run", "--", str(other))
+    assert (done.returncode, done.stderr) == (126, f"salus: {other}: cannot be run (Permission denied)\n")
+
+
+def test_a_submitted_command_that_cannot_be_run_says_why_in_its_log(serve):
+    service = serve()
+    job_id = service.salus("submit", "--", "no-such-command").stdout.strip()
+    assert service.salus("wait", job_id).returncode == 127
+    assert service.salus("logs", job_id).stdout == (
+        "salus: no-such-command: cannot be run (No such file or directory)\n"
+    )
 
 
 def test_while_a_job_waits_for_memory_its_launcher_says_why_and_where_in_the_queue(serve):
@@ -106,6 +131,9 @@ def test_submit_logs_wait_and_cancel(serve):
     assert service.salus("cancel", long).stdout == f"job {long} was told to end\n"
     assert service.salus("wait", long).returncode == 128 + signal.SIGTERM
     assert service.jobs()["long"]["state"] == "cancelled"
+    hard = service.salus("submit", "--name", "hard", "--", "sleep", "600").stdout.strip()
+    assert service.salus("cancel", "--force", hard).stdout == f"job {hard} was killed\n"
+    assert service.salus("wait", hard).returncode == 128 + signal.SIGKILL
     again = service.salus("cancel", long)
     assert again.returncode == 2
     assert "has ended already" in again.stderr

@@ -116,7 +116,7 @@ def supervise(asked: dict[str, object]) -> int:
         return launch.run(Register(**asked), announce=True)  # type: ignore[arg-type]
     except SalusError as error:
         print(f"salus: {error}", file=sys.stderr)
-        return 2
+        return error.status
 
 
 def _ask(

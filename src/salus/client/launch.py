@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import BinaryIO
 from salus.client.again import connect_again
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
-from salus.errors import RequestRejected, SalusError, ServiceUnavailable
+from salus.errors import CommandNotStarted, RequestRejected, SalusError, ServiceUnavailable
 from salus.paths import socket_path, state_dir
 from salus.protocol import messages as msg
 
@@ -120,8 +121,8 @@ def run(asked: msg.Register, *, announce: bool = False, unmanaged_if_none: bool 
         output = Path(asked.log).open("ab")  # noqa: SIM115 - the child writes to it until it ends
     try:
         process = _start(asked.command, environment_for(job, os.environ), output)
-    except RequestRejected:
-        connection.send(msg.Finished(127))
+    except CommandNotStarted as error:
+        connection.send(msg.Finished(error.status))
         connection.close()
         raise
     listener = _Listener(connection, process, job)
@@ -139,7 +140,19 @@ def _start(command: list[str], environment: dict[str, str], output: BinaryIO | N
     try:
         return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     except OSError as error:
-        raise RequestRejected(f"{command[0]}: cannot be run ({error.strerror})") from None
+        fault = _not_started(command[0], error)
+        if output is not None:
+            # Who submitted it has the job's id only, and looks for the reason in its log.
+            output.write(f"salus: {fault}\n".encode(errors="replace"))
+            output.close()
+        raise fault from None
+
+
+def _not_started(name: str, error: OSError) -> CommandNotStarted:
+    is_script = name.endswith(".py") and Path(name).is_file()
+    advice = f"; write: {shlex.join(['python', name])}" if is_script else ""
+    status = 127 if isinstance(error, FileNotFoundError) else 126
+    return CommandNotStarted(f"{name}: cannot be run ({error.strerror}){advice}", status)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
