@@ -159,6 +159,12 @@ def test_ps_lists_every_field_and_without_all_only_what_runs(serve):
         (["run", "--ephemeral", "much", "--", "true"], "--ephemeral: 'much' is not a size"),
         (["run", "--duration", "soon", "--", "true"], "--duration: 'soon' is not a time"),
         (["run", "--weight", "0", "--", "true"], "--weight: 0.0 is out of range"),
+        (["run", "--name", "", "--", "true"], "--name: it is empty"),
+        (["run", "--name", "a\nb", "--", "true"], r"--name: 'a\nb' has characters that do not print"),
+        (["submit", "--name", "\x1b[31m", "--", "true"], r"--name: '\x1b[31m' has characters that do not print"),
+        (["run", "--name", "x" * 201, "--", "true"], "--name: 201 characters are too many; write at most 200"),
+        (["serve", "--quantum", "20"], "--quantum: '20' has no unit; write 20ms or 20s"),
+        (["serve", "--quantum", "soon"], "--quantum: 'soon' is not a time"),
         (["serve", "--on-stop", "explode"], "--on-stop: 'explode' is not understood"),
         (["policy", "fare"], "there is no policy 'fare'"),
         (["replay", "/nowhere"], "/nowhere: cannot be read"),
@@ -178,6 +184,25 @@ def test_every_command_has_help_with_an_example(serve, command):
     done = serve(start=False).salus(command, "--help")
     assert done.returncode == 0
     assert "Example:" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_each_example_stands_in_a_line_of_its_own(serve, command):
+    service = serve(start=False)
+    service.environment["COLUMNS"] = "200"
+    lines = [line.strip() for line in service.salus(command, "--help").stdout.splitlines()]
+    assert [line.count("Example:") for line in lines if line.startswith("Example:")] == [1, 1]
+
+
+def test_the_help_says_how_far_weights_reach(serve):
+    words = " ".join(serve(start=False).salus("run", "--help").stdout.replace("│", " ").split())
+    assert "Share of the device under the policy fair, 0.001 to 1000." in words
+
+
+def test_a_job_is_called_by_its_script_even_where_that_has_several_lines(serve):
+    service = serve()
+    service.salus("run", "--", "sh", "-c", "true\ntrue train.py")
+    assert "true true train" in service.jobs()
 
 
 def test_the_shell_completes_commands_policies_and_jobs(serve):

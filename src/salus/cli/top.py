@@ -26,7 +26,9 @@ MARKS = {"running": "[green]●[/]", "ready": "[yellow]○[/]"}
 
 
 def top(
-    interval: Annotated[str, typer.Option(metavar="TIME", help="How often to look.")] = "1s",
+    interval: Annotated[
+        str, typer.Option(metavar="TIME", help="How often to look, like 500ms; a bare number is seconds.")
+    ] = "1s",
     once: Annotated[bool, typer.Option("--once", help="Look twice, an interval apart, print and end.")] = False,
 ) -> None:
     """Watch the jobs live: who runs now, shares of the device, lanes and memory. Ctrl-C ends it.
