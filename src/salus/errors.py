@@ -11,12 +11,22 @@ class SalusError(Exception):
     """Base of everything Salus raises on purpose."""
 
     code = "salus-error"
+    status = 2
+    """What a command that ends with it exits with."""
 
 
 class RequestRejected(SalusError):
     """The caller asked for something that cannot be done; the message says what would be accepted."""
 
     code = "request-rejected"
+
+
+class CommandNotStarted(RequestRejected):
+    """The command of a job is not there (status 127) or may not be executed (126), as in a shell. Crosses no wire."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ServiceUnavailable(SalusError):

@@ -1,4 +1,4 @@
-"""Sizes and times as people write and read them: 16GiB, 500MB, 30m, 1h30m."""
+"""Sizes and times as people write and read them: 16GiB, 500MB, 30m, 1h30m, 1 hour 30 min."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ _SIZE_FACTORS = {
     **{unit: 1024**n for n, unit in enumerate(("kib", "mib", "gib", "tib"), start=1)},
     **{unit: 1024**n for n, unit in enumerate("kmgt", start=1)},
 }
-_TIME_FACTORS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME_UNITS = (
+    # The sign for micro, and the Greek letter that looks the same.
+    (1e-6, ("us", "\N{MICRO SIGN}s", "\N{GREEK SMALL LETTER MU}s")),
+    (1e-3, ("ms",)),
+    (1.0, ("s", "sec", "secs", "second", "seconds")),
+    (60.0, ("m", "min", "mins", "minute", "minutes")),
+    (3600.0, ("h", "hr", "hrs", "hour", "hours")),
+    (86400.0, ("d", "day", "days")),
+)
+_TIME_FACTORS = {unit: factor for factor, units in _TIME_UNITS for unit in units}
 LARGEST_BYTES = 2**62
 LONGEST_S = 1000 * 365 * 86400.0
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
@@ -31,12 +40,13 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """'90', '1.5s', '30m', '1h30m'; a bare number is seconds."""
+    """'90', '1.5s', '30m', '1h30m', '1 hour 30 min', '50us'; a bare number is seconds."""
     compact = text.strip().lower().replace(" ", "")
     if re.fullmatch(_NUMBER + r"(e[+-]?\d+)?", compact):
         return _check_time(text, float(compact))
-    parts = re.findall(_NUMBER + r"(ms|s|m|h|d)", compact)
-    if not parts or "".join(number + unit for number, unit in parts) != compact:
+    parts = re.findall(_NUMBER + r"([^\W\d_]+)", compact)
+    whole = "".join(number + unit for number, unit in parts) == compact
+    if not parts or not whole or any(unit not in _TIME_FACTORS for _, unit in parts):
         raise RequestRejected(f"{text!r} is not a time; write it like 90s, 30m, 1h30m or 200ms")
     return _check_time(text, sum(float(number) * _TIME_FACTORS[unit] for number, unit in parts))
 
@@ -57,7 +67,9 @@ def format_bytes(size: int | float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Two units at most: 45.2 s, 12 m 30 s, 3 h 5 m, 2 d 4 h."""
+    """Two units at most: 50 us, 45.2 s, 12 m 30 s, 3 h 5 m, 2 d 4 h."""
+    if 0 < seconds < 0.001:
+        return f"{seconds * 1e6:.0f} us"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

@@ -33,7 +33,9 @@ def test_a_job_larger_than_the_gpu_is_refused_at_once_with_the_numbers():
     world = World(capacity=16)
     (refusal,) = world.arrive("a", footprint(4, 12, 1))
     assert refusal == act.RefuseJob(
-        "a", "needs 4 GiB persistent + 12 GiB ephemeral + 1 GiB internal = 17 GiB, the whole GPU has 16 GiB"
+        "a",
+        "needs 4 GiB persistent + 12 GiB ephemeral + 1 GiB internal = 17 GiB, the whole device has 16 GiB; "
+        "ask for less (--persistent, --ephemeral), or serve with more (--capacity)",
     )
     assert world.scheduler.jobs == {}
 
@@ -47,6 +49,24 @@ def test_a_job_that_does_not_fit_yet_waits_and_knows_why_and_where_in_the_queue(
     assert (waiting.reason, waiting.position, waiting.queue_length) == (WaitReason.MEMORY, 2, 2)
     assert waiting.text == "needs 1 GiB and a lane of 1 GiB; 0 B of 16 GiB are free"
     assert world.scheduler.explain("a") is None
+
+
+def test_a_job_that_needs_no_lane_is_told_of_none():
+    world = World(policy="fifo")
+    world.arrive("a", footprint(15, 0))
+    world.arrive("b", footprint(3, 0))
+    assert world.scheduler.explain("b").text == "needs 3 GiB; 1 GiB of 16 GiB are free"
+
+
+def test_a_job_is_between_iterations_only_once_it_has_done_one():
+    world = World()
+    world.arrive("a", footprint(1, 1), ready=False)
+    assert world.scheduler.explain("a").text == "it has not begun to iterate"
+    world.send(ev.JobReady("a"))
+    world.iterate("a")
+    world.idle("a")
+    waiting = world.scheduler.explain("a")
+    assert (waiting.reason, waiting.text) == (WaitReason.IDLE, "between iterations: it does not ask to run")
 
 
 def test_two_jobs_in_one_lane_take_turns_and_in_two_lanes_run_at_once():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
 
+from salus.protocol import messages as msg
 from tests.service.harness import SOURCE, eventually, finish
 
 FIELDS = {
@@ -35,6 +40,50 @@ def test_signals_pass_through_and_a_death_by_signal_shows_as_a_shell_shows_it(se
     assert service.jobs()["s"]["exit_code"] == -signal.SIGTERM
 
 
+COUNTS = """
+import signal, sys, time
+came = []
+signal.signal(signal.SIGINT, lambda *_: came.append(1))
+print("ready", flush=True)
+until = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < until:
+    time.sleep(0.05)
+print("interrupted", len(came))
+"""
+
+
+def test_an_interrupt_that_another_process_sends_passes_through(serve):
+    service = serve()
+    job = service.salus_in_background("run", "--", sys.executable, "-c", COUNTS, "1.5")
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(signal.SIGINT)
+    assert job.communicate(timeout=20)[0] == "interrupted 1\n" and job.returncode == 0
+
+
+def test_ctrl_c_reaches_the_job_once(serve):
+    service = serve()
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "salus", "run", "--", sys.executable, "-c", COUNTS, "1.5"]
+    job = subprocess.Popen(
+        command,
+        env=service.environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    seen = b""
+    while b"ready" not in seen:
+        seen += os.read(ours, 1000)
+    os.write(ours, b"\x03")
+    assert job.wait(timeout=20) == 0
+    seen += os.read(ours, 1000)
+    os.close(ours)
+    assert b"interrupted 1" in seen, seen
+
+
 def test_run_starts_a_service_by_itself_and_that_one_ends_after_its_last_job(serve):
     service = serve(start=False)
     done = service.salus("run", "--", "echo", "hi")
@@ -42,10 +91,35 @@ def test_run_starts_a_service_by_itself_and_that_one_ends_after_its_last_job(ser
     eventually(lambda: not service.socket.exists(), "the service ended")
 
 
-def test_a_command_that_is_not_there_is_one_clear_line(serve):
-    done = serve().salus("run", "--", "no-such-command")
-    assert done.returncode == 2
+def test_a_command_that_is_not_there_is_one_clear_line_and_a_shells_status(serve):
+    service = serve()
+    done = service.salus("run", "--name", "a", "--", "no-such-command")
+    assert done.returncode == 127
     assert done.stderr == "salus: no-such-command: cannot be run (No such file or directory)\n"
+    eventually(lambda: service.jobs()["a"]["exit_code"] == 127, "the service knows the status")
+
+
+def test_a_script_that_may_not_be_executed_ends_as_in_a_shell_and_is_told_how_to_run(serve, tmp_path):
+    service = serve()
+    script = tmp_path / "train.py"
+    script.write_text("print('hello')")
+    script.chmod(0o644)
+    line = f"salus: {script}: cannot be run (Permission denied); write: python {script}\n"
+    done = service.salus("run", "--name", "a", "--", str(script))
+    assert (done.returncode, done.stderr) == (126, line)
+    eventually(lambda: service.jobs()["a"]["exit_code"] == 126, "the service knows the status")
+    other = script.rename(tmp_path / "train")
+    done = service.salus("run", "--", str(other))
+    assert (done.returncode, done.stderr) == (126, f"salus: {other}: cannot be run (Permission denied)\n")
+
+
+def test_a_submitted_command_that_cannot_be_run_says_why_in_its_log(serve):
+    service = serve()
+    job_id = service.salus("submit", "--", "no-such-command").stdout.strip()
+    assert service.salus("wait", job_id).returncode == 127
+    assert service.salus("logs", job_id).stdout == (
+        "salus: no-such-command: cannot be run (No such file or directory)\n"
+    )
 
 
 def test_while_a_job_waits_for_memory_its_launcher_says_why_and_where_in_the_queue(serve):
@@ -57,7 +131,39 @@ def test_while_a_job_waits_for_memory_its_launcher_says_why_and_where_in_the_que
     assert waiting["position"] == 1
     output, errors = second.communicate(timeout=60)
     assert "finished" in output
-    assert "waits for memory, 1 of 1 in the queue: needs 3 GiB and a lane of 0 B; 1 GiB of 4 GiB are free" in errors
+    assert "waits for memory, 1 of 1 in the queue: needs 3 GiB; 1 GiB of 4 GiB are free" in errors
+
+
+def test_a_launcher_hears_of_the_queue_again_only_when_its_place_or_the_reason_changes(serve):
+    service = serve("--policy", "fifo", "--capacity", "4GiB")
+    with service.connect() as first, service.connect() as second, service.connect() as third:
+        for name, connection in (("first", first), ("second", second)):
+            connection.request(msg.Register(name, ["x"], "/", persistent_bytes=3 << 30))
+        assert second.receive()[0].position == 1
+        third.request(msg.Register("third", ["x"], "/", persistent_bytes=3 << 30))
+        assert third.receive()[0].position == 2
+        first.send(msg.Finished(0))
+        assert isinstance(second.receive()[0], msg.Admitted), "that the queue grew is no news to the second"
+        assert third.receive()[0].position == 1
+
+
+def test_who_waits_for_memory_has_a_place_in_ps_and_top(serve):
+    service = serve("--policy", "fifo", "--capacity", "4GiB")
+    for name in ("first", "second", "third"):
+        service.job("--name", name, "--persistent", "3GiB", iterations=100_000, seconds=0.005)
+        service.when(name, "running", "waiting")
+    for shown in (service.salus("ps").stdout, service.salus("top", "--once", "--interval", "0.1").stdout):
+        assert "place 1: needs 3 GiB; 1 GiB of 4 GiB are free" in shown
+        assert "place 2: needs 3 GiB; 1 GiB of 4 GiB are free" in shown
+        assert "place 3" not in shown
+
+
+def test_what_looks_like_markup_in_a_name_is_shown_as_it_is(serve):
+    service = serve()
+    service.job("--name", "[/x] [red]:ok:", iterations=100_000, seconds=0.005)
+    service.when("[/x] [red]:ok:", "running")
+    for shown in (service.salus("ps"), service.salus("top", "--once", "--interval", "0.1")):
+        assert "[/x] [red]:ok:" in shown.stdout, shown.stderr
 
 
 def test_submit_logs_wait_and_cancel(serve):
@@ -73,6 +179,9 @@ def test_submit_logs_wait_and_cancel(serve):
     assert service.salus("cancel", long).stdout == f"job {long} was told to end\n"
     assert service.salus("wait", long).returncode == 128 + signal.SIGTERM
     assert service.jobs()["long"]["state"] == "cancelled"
+    hard = service.salus("submit", "--name", "hard", "--", "sleep", "600").stdout.strip()
+    assert service.salus("cancel", "--force", hard).stdout == f"job {hard} was killed\n"
+    assert service.salus("wait", hard).returncode == 128 + signal.SIGKILL
     again = service.salus("cancel", long)
     assert again.returncode == 2
     assert "has ended already" in again.stderr
@@ -98,6 +207,12 @@ def test_ps_lists_every_field_and_without_all_only_what_runs(serve):
         (["run", "--ephemeral", "much", "--", "true"], "--ephemeral: 'much' is not a size"),
         (["run", "--duration", "soon", "--", "true"], "--duration: 'soon' is not a time"),
         (["run", "--weight", "0", "--", "true"], "--weight: 0.0 is out of range"),
+        (["run", "--name", "", "--", "true"], "--name: it is empty"),
+        (["run", "--name", "a\nb", "--", "true"], r"--name: 'a\nb' has characters that do not print"),
+        (["submit", "--name", "\x1b[31m", "--", "true"], r"--name: '\x1b[31m' has characters that do not print"),
+        (["run", "--name", "x" * 201, "--", "true"], "--name: 201 characters are too many; write at most 200"),
+        (["serve", "--quantum", "20"], "--quantum: '20' has no unit; write 20ms or 20s"),
+        (["serve", "--quantum", "soon"], "--quantum: 'soon' is not a time"),
         (["serve", "--on-stop", "explode"], "--on-stop: 'explode' is not understood"),
         (["policy", "fare"], "there is no policy 'fare'"),
         (["replay", "/nowhere"], "/nowhere: cannot be read"),
@@ -117,6 +232,25 @@ def test_every_command_has_help_with_an_example(serve, command):
     done = serve(start=False).salus(command, "--help")
     assert done.returncode == 0
     assert "Example:" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_each_example_stands_in_a_line_of_its_own(serve, command):
+    service = serve(start=False)
+    service.environment["COLUMNS"] = "200"
+    lines = [line.strip() for line in service.salus(command, "--help").stdout.splitlines()]
+    assert [line.count("Example:") for line in lines if line.startswith("Example:")] == [1, 1]
+
+
+def test_the_help_says_how_far_weights_reach(serve):
+    words = " ".join(serve(start=False).salus("run", "--help").stdout.replace("│", " ").split())
+    assert "Share of the device under the policy fair, 0.001 to 1000." in words
+
+
+def test_a_job_is_called_by_its_script_even_where_that_has_several_lines(serve):
+    service = serve()
+    service.salus("run", "--", "sh", "-c", "true\ntrue train.py")
+    assert "true true train" in service.jobs()
 
 
 def test_the_shell_completes_commands_policies_and_jobs(serve):

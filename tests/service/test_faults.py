@@ -269,17 +269,18 @@ def _answers(service) -> bool:
     return True
 
 
-@pytest.mark.parametrize("command", [["ps"], ["wait", "1"], ["cancel", "1"], ["policy", "fifo"], ["logs", "1"]])
+@pytest.mark.parametrize("command", [["top"], ["policy", "fifo"]])
 def test_without_a_service_there_is_one_clear_line(serve, command):
     done = serve(start=False).salus(*command)
     assert done.returncode == 2
-    assert "there is no service at" in done.stderr and "start one: salus serve" in done.stderr
+    assert "no service runs at" in done.stderr and "salus run starts one" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("start", [True, False])
 @pytest.mark.parametrize("command", [["wait", "77"], ["cancel", "77"], ["logs", "77"]])
-def test_an_unknown_job_is_one_clear_line(serve, command):
-    done = serve().salus(*command)
+def test_an_unknown_job_is_one_clear_line(serve, command, start):
+    done = serve(start=start).salus(*command)
     assert done.returncode == 2
     assert "there is no job 77" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -335,7 +336,10 @@ def test_sigterm_with_drain_waits_for_the_jobs(serve):
     assert service.process.poll() is None
     late = service.salus("run", "--", "true")
     assert late.returncode == 2
-    assert "takes no new jobs" in late.stderr
+    assert "takes no new ones" in late.stderr and late.stderr.count("\n") == 1
+    without = service.salus("run", "--if-no-service", "run", "--", "echo", "hi")
+    assert (without.returncode, without.stdout) == (0, "hi\n")
+    assert without.stderr.count("\n") == 1 and "runs unmanaged" in without.stderr
     finish(job)
     assert service.process.wait(timeout=10) == 0
 
@@ -344,7 +348,10 @@ def test_a_job_too_large_for_the_device_is_refused_with_the_numbers(serve):
     service = serve("--capacity", "4GiB")
     done = service.salus("run", "--name", "huge", "--persistent", "8GiB", "--", "true")
     assert done.returncode == 2
-    assert "job huge cannot run on this device: needs 8 GiB persistent = 8 GiB, the whole GPU has 4 GiB" in done.stderr
+    assert done.stderr == (
+        "salus: job huge cannot run on this device: needs 8 GiB persistent = 8 GiB, the whole device has 4 GiB; "
+        "ask for less (--persistent, --ephemeral), or serve with more (--capacity)\n"
+    )
     with service.connect() as connection, pytest.raises(RequestRejected, match="weight"):
         connection.request(msg.Register("x", ["true"], "/", weight=-1))
 

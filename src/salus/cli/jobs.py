@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from salus.cli.console import make_console
 from salus.client.launch import as_shell_status, connect
@@ -60,6 +61,12 @@ def device_name(row: dict[str, Any]) -> str:
     return str(row["device"]) if row["gpu"] is None else str(row["gpu"])
 
 
+def why_it_waits(row: dict[str, Any]) -> Text:
+    """With its place in the queue, where it waits for memory."""
+    place = "" if row["position"] is None else f"place {row['position']}: "
+    return Text(place + (row["wait_reason"] or ""))
+
+
 def jobs_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     # Which device, only where that is a question.
@@ -73,7 +80,7 @@ def jobs_table(rows: list[dict[str, Any]]) -> Table:
         ended = f" ({row['exit_code']})" if row["finished_at"] is not None and row["exit_code"] else ""
         table.add_row(
             row["id"],
-            row["name"],
+            Text(row["name"]),  # not a string: what looks like markup in a name is none
             row["user"],
             row["state"] + ended,
             *((device_name(row),) if several else ()),
@@ -82,7 +89,7 @@ def jobs_table(rows: list[dict[str, Any]]) -> Table:
             format_duration(row["gpu_time_s"]),
             format_bytes(row["persistent_bytes"]),
             format_bytes(row["ephemeral_bytes"]),
-            row["wait_reason"] or "",
+            why_it_waits(row),
         )
     return table
 

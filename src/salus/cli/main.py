@@ -1,6 +1,7 @@
 """The command line: one file a command, put together here.
 
-An error that a user can do something about is one line on stderr and exit status 2, never a traceback.
+An error that a user can do something about is one line on stderr and exit status 2, never a traceback. A command of a
+job that cannot be started ends with 127 or 126, as in a shell.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main() -> None:
     try:
         status = app(prog_name="salus", standalone_mode=False)
     except SalusError as error:
-        _fail(str(error))
+        _fail(str(error), error.status)
     except _UsageFault as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "salus"

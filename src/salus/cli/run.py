@@ -19,10 +19,15 @@ from salus.paths import make_private, state_dir
 from salus.protocol.messages import Register
 from salus.units import parse_bytes, parse_duration
 
+LONGEST_NAME = 200
+"""In characters: more are not shown."""
+
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command, unchanged.")]
 Name = Annotated[str | None, typer.Option(help="What to call the job. Default: the script's name.")]
 Priority = Annotated[int, typer.Option(help="Larger is more urgent, under the policy priority.")]
-Weight = Annotated[float, typer.Option(help="Share of the device under the policy fair.")]
+Weight = Annotated[
+    float, typer.Option(help=f"Share of the device under the policy fair, {LIGHTEST:g} to {HEAVIEST:g}.")
+]
 Iterations = Annotated[int | None, typer.Option(min=1, help="How many iterations the job will do.")]
 Duration = Annotated[str | None, typer.Option(metavar="TIME", help="Device time the whole job needs alone, like 30m.")]
 Persistent = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that lives across iterations, like 2GiB.")]
@@ -64,6 +69,7 @@ def run(
     """Run a command as a job that shares the device. Input, output, signals and exit status pass through.
 
     Example: `salus run -- python train.py`
+
     Example: `salus run --name big --weight 2 --ephemeral 4GiB -- python train.py --epochs 3`
     """
     asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu, sm_share)
@@ -116,7 +122,7 @@ def supervise(asked: dict[str, object]) -> int:
         return launch.run(Register(**asked), announce=True)  # type: ignore[arg-type]
     except SalusError as error:
         print(f"salus: {error}", file=sys.stderr)
-        return 2
+        return error.status
 
 
 def _ask(
@@ -137,7 +143,7 @@ def _ask(
             f"--weight: {weight} is out of range; expected a number from {LIGHTEST:g} to {HEAVIEST:g}"
         )
     return Register(
-        name=name if name is not None else _name(command),
+        name=_checked(name) if name is not None else _name(command),
         command=command,
         directory=os.getcwd(),
         priority=priority,
@@ -153,7 +159,19 @@ def _ask(
     )
 
 
+def _checked(name: str) -> str:
+    if not name.strip():
+        raise RequestRejected("--name: it is empty; leave it out to call the job by its script")
+    if not name.isprintable():
+        raise RequestRejected(f"--name: {name!r:.60} has characters that do not print; write letters, digits, signs")
+    if len(name) > LONGEST_NAME:
+        raise RequestRejected(f"--name: {len(name)} characters are too many; write at most {LONGEST_NAME}")
+    return name
+
+
 def _name(command: list[str]) -> str:
     """`python -u train.py --lr 1` is train."""
     script = next((word for word in command[1:] if word.endswith(".py")), command[0])
-    return Path(script).stem or command[0]
+    name = Path(script).stem or command[0]
+    # A whole shell script may be one word of the command.
+    return "".join(letter if letter.isprintable() else " " for letter in name)[:LONGEST_NAME]

@@ -28,7 +28,11 @@ def serve(
         str, typer.Option(help="Who runs when; see salus policy.", autocompletion=complete_policy)
     ] = "fair",
     quantum: Annotated[
-        str, typer.Option(metavar="TIME", help="A lease lasts at least this long; 0 switches at every boundary.")
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="A lease lasts at least this long, with a unit, like 20ms; 0 switches at every boundary.",
+        ),
     ] = "20ms",
     device: Annotated[
         str,
@@ -107,7 +111,7 @@ def serve(
         room_bytes = _room(one, reserve_bytes)
         config = GpuConfig(
             capacity_bytes=_size(one, capacity, room_bytes),
-            quantum_s=parsed("--quantum", parse_duration, quantum),
+            quantum_s=parsed("--quantum", _parse_quantum, quantum),
             # To each its part: two that count on the same memory would both be wrong.
             host_bytes=_host_bytes(host_memory) // len(chosen),
             share_lanes_between_users=share_lanes_between_users,
@@ -136,6 +140,14 @@ def serve(
         return await Server(options).run(started)
 
     raise typer.Exit(asyncio.run(serve_until_told()))
+
+
+def _parse_quantum(text: str) -> float:
+    """Who writes 20 means milliseconds, and a bare number would be seconds."""
+    quantum_s = parse_duration(text)
+    if quantum_s and not text.strip()[-1].isalpha():
+        raise RequestRejected(f"{text!r} has no unit; write {quantum_s:g}ms or {quantum_s:g}s")
+    return quantum_s
 
 
 def _choose(device: str, wanted: str | None) -> list[Gpu | None]:

@@ -70,6 +70,7 @@ def simulate(
     """Try policies on a trace of jobs, with the scheduler that runs real ones.
 
     Example: `salus simulate --generate 100 --policy fifo,srtf --plot jct.png`
+
     Example: `salus simulate trace.csv --profile models.csv --gpus 4 --memory 40GiB --json`
     """
     memory_bytes = parsed("--memory", parse_bytes, memory)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from salus.cli.console import make_console
-from salus.cli.jobs import device_name
+from salus.cli.jobs import device_name, why_it_waits
 from salus.cli.options import parsed
 from salus.client.connection import ServiceConnection
 from salus.client.launch import connect
@@ -26,7 +26,9 @@ MARKS = {"running": "[green]●[/]", "ready": "[yellow]○[/]"}
 
 
 def top(
-    interval: Annotated[str, typer.Option(metavar="TIME", help="How often to look.")] = "1s",
+    interval: Annotated[
+        str, typer.Option(metavar="TIME", help="How often to look, like 500ms; a bare number is seconds.")
+    ] = "1s",
     once: Annotated[bool, typer.Option("--once", help="Look twice, an interval apart, print and end.")] = False,
 ) -> None:
     """Watch the jobs live: who runs now, shares of the device, lanes and memory. Ctrl-C ends it.
@@ -92,7 +94,7 @@ def _lanes(now: Look) -> Table:
     for lane in now.status["lanes"]:
         where = (device_name(lane),) if several else ()
         holder = lane["holder"]
-        runs = "" if holder is None else f"{holder} {names.get(holder, '')}"
+        runs = Text("" if holder is None else f"{holder} {names.get(holder, '')}")
         table.add_row(*where, str(lane["lane"]), format_bytes(lane["size_bytes"]), runs, " ".join(lane["jobs"]))
     return table
 
@@ -116,7 +118,7 @@ def _jobs(before: Look, now: Look) -> Table:
         table.add_row(
             MARKS.get(row["state"], " "),
             row["id"],
-            row["name"],
+            Text(row["name"]),
             row["user"],
             row["state"],
             *((device_name(row),) if several else ()),
@@ -126,6 +128,6 @@ def _jobs(before: Look, now: Look) -> Table:
             format_duration(row["gpu_time_s"]),
             format_bytes(row["persistent_bytes"]),
             format_bytes(row["ephemeral_bytes"]),
-            row["wait_reason"] or "",
+            why_it_waits(row),
         )
     return table

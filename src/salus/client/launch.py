@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from salus.client.again import connect_again
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
-from salus.errors import NoService, RequestRejected, SalusError, ServiceUnavailable
+from salus.errors import CommandNotStarted, NoService, SalusError, ServiceUnavailable
 from salus.paths import socket_path, state_dir
 from salus.protocol import messages as msg
 from salus.registry import open_registry
@@ -134,8 +135,8 @@ def run(asked: msg.Register, *, announce: bool = False, unmanaged_if_none: bool 
     with _Signals() as signals:
         try:
             process = _start(asked.command, environment_for(job, os.environ))
-        except RequestRejected:
-            connection.send(msg.Finished(127))
+        except CommandNotStarted as error:
+            connection.send(msg.Finished(error.status))
             connection.close()
             raise
         listener = _Listener(connection, process, job)
@@ -169,7 +170,14 @@ def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[
     try:
         return subprocess.Popen(command, env=environment, preexec_fn=_unblock)
     except OSError as error:
-        raise RequestRejected(f"{command[0]}: cannot be run ({error.strerror})") from None
+        raise _not_started(command[0], error) from None
+
+
+def _not_started(name: str, error: OSError) -> CommandNotStarted:
+    is_script = name.endswith(".py") and Path(name).is_file()
+    advice = f"; write: {shlex.join(['python', name])}" if is_script else ""
+    status = 127 if isinstance(error, FileNotFoundError) else 126
+    return CommandNotStarted(f"{name}: cannot be run ({error.strerror}){advice}", status)
 
 
 class _Signals:

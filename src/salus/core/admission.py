@@ -49,7 +49,8 @@ def why_refused(footprint: Footprint, config: GpuConfig) -> str | None:
     )
     shown = " + ".join(f"{format_bytes(size)} {kind}" for kind, size in parts if size)
     total, whole = format_bytes(footprint.total_bytes), format_bytes(config.capacity_bytes)
-    return f"needs {shown} = {total}, the whole GPU has {whole}"
+    advice = "ask for less (--persistent, --ephemeral), or serve with more (--capacity)"
+    return f"needs {shown} = {total}, the whole device has {whole}; {advice}"
 
 
 def explain(st: State, job: Job) -> Waiting | None:
@@ -65,7 +66,8 @@ def explain(st: State, job: Job) -> Waiting | None:
     if job.holds:
         return None
     if not job.ready:
-        return Waiting(WaitReason.IDLE, "between iterations: it does not ask to run")
+        between = "between iterations: it does not ask to run"
+        return Waiting(WaitReason.IDLE, between if job.iterations_done else "it has not begun to iterate")
     assert job.lane is not None
     holder = st.leases[job.lane].holder
     if holder is not None:
@@ -87,8 +89,7 @@ def _explain_queued(st: State, job: Job) -> Waiting:
         return Waiting(WaitReason.ORDER, "it would fit, but jobs before it in the queue come first", *place)
     if lanes.find(needed, lane_bytes, job.spec.owner, spare_bytes=lanes.coming_bytes) is not None or st.vacating:
         return Waiting(WaitReason.ROOM_BEING_MADE, "room for it is being made", *place)
-    text = (
-        f"needs {format_bytes(needed)} and a lane of {format_bytes(lane_bytes)}; "
-        f"{format_bytes(max(0, lanes.free_bytes))} of {format_bytes(lanes.capacity_bytes)} are free"
-    )
+    lane = f" and a lane of {format_bytes(lane_bytes)}" if lane_bytes else ""
+    free, whole = format_bytes(max(0, lanes.free_bytes)), format_bytes(lanes.capacity_bytes)
+    text = f"needs {format_bytes(needed)}{lane}; {free} of {whole} are free"
     return Waiting(WaitReason.MEMORY, text, *place)

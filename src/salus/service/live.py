@@ -683,7 +683,7 @@ class Live:
         self.handle(ev.TimerFired())
 
     def _tell_queue(self) -> None:
-        """Tells the launchers of waiting jobs why they wait, where that has changed."""
+        """Tells the launchers of waiting jobs why they wait, where that or their place has changed."""
         self._news = None
         for core in self.scheduler.queue:
             job = self.jobs[core.job_id]
@@ -691,7 +691,9 @@ class Live:
             if job.launcher is None or why is None or why.position is None or why.queue_length is None:
                 continue
             news = msg.Queued(why.reason.value, why.text, why.position, why.queue_length)
-            if news != job.last_queued:
+            before = job.last_queued
+            # The free bytes and the length of the queue change with every job that comes or goes.
+            if before is None or (news.reason, news.position) != (before.reason, before.position):
                 job.last_queued = news
                 job.launcher.send(news)
 

@@ -399,7 +399,7 @@ class Server:
         if job.uid != connection.uid and not self._is_administrator(connection):
             raise RequestRejected(f"job {job.job_id} is another user's; only they and who runs the service can end it")
         job.live.cancel(job, message.force)
-        connection.send(msg.Done(f"job {job.job_id} was told to end"))
+        connection.send(msg.Done(f"job {job.job_id} was {'killed' if message.force else 'told to end'}"))
 
     def _on_await_job(self, connection: Connection, message: msg.AwaitJob) -> None:
         job = self._job(connection, message.job_id)

@@ -1,0 +1,180 @@
+"""Jobs that have ended, and those that go on without their service: known to commands and to the next service."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from salus.protocol.messages import Register
+from salus.registry import FILE, KEPT, Registry, open_registry
+from tests.service.harness import eventually
+
+SPEAKS = [sys.executable, "-u", "-c", "print('hello'); import sys; sys.exit(3)"]
+
+
+def listed(service, *options) -> list[dict]:
+    done = service.salus("ps", "--json", *options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_machine_where_nothing_runs_has_no_jobs(serve):
+    service = serve(start=False)
+    for options in ((), ("--all",)):
+        done = service.salus("ps", *options)
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("no jobs")
+        assert listed(service, *options) == []
+
+
+def test_a_submitted_job_is_known_after_its_service_has_ended_and_to_the_next_one(serve):
+    service = serve(start=False)
+    job_id = service.salus("submit", "--name", "night", "--", *SPEAKS).stdout.strip()
+    assert service.salus("wait", job_id).returncode == 3
+    eventually(lambda: not service.socket.exists(), "the service ended")
+    assert service.salus("ps").stdout.startswith("no jobs;")
+    for _ in range(2):
+        (row,) = listed(service, "--all")
+        assert (row["id"], row["name"], row["state"], row["exit_code"]) == (job_id, "night", "failed", 3)
+        assert row["finished_at"] >= row["submitted_at"]
+        assert service.salus("wait", job_id).returncode == 3
+        assert service.salus("logs", "-f", job_id).stdout == "hello\n"
+        again = service.salus("cancel", job_id)
+        assert again.returncode == 2 and again.stderr == f"salus: job {job_id} has ended already\n"
+        if service.process is None:
+            service.start()
+    later = service.salus("submit", "--", "true").stdout.strip()
+    assert int(later) > int(job_id)
+
+
+@pytest.mark.parametrize("next_one", [False, True])
+def test_a_job_that_goes_on_without_its_service_can_be_seen_waited_for_and_ended(serve, next_one):
+    service = serve()
+    ids = [service.salus("submit", "--name", name, "--", "sleep", "600").stdout.strip() for name in "ab"]
+    service.process.terminate()
+    service.process.communicate()
+    if next_one:
+        service.start()
+    assert [(row["id"], row["state"]) for row in listed(service)] == [(job_id, "unmanaged") for job_id in ids]
+    waits = [service.salus_in_background("wait", job_id) for job_id in ids]
+    follows = service.salus_in_background("logs", "-f", ids[0])
+    assert service.salus("cancel", ids[0]).stdout == f"job {ids[0]} was told to end\n"
+    assert service.salus("cancel", "--force", ids[1]).stdout == f"job {ids[1]} was killed\n"
+    assert [wait.wait(timeout=20) for wait in waits] == [128 + signal.SIGTERM, 128 + signal.SIGKILL]
+    assert follows.wait(timeout=20) == 0
+    assert [(row["state"], row["exit_code"]) for row in listed(service, "--all")] == [("failed", -15), ("failed", -9)]
+
+
+def test_who_waits_for_a_job_waits_on_when_the_service_ends(serve):
+    service = serve()
+    job_id = service.salus("submit", "--", "sh", "-c", "sleep 2; exit 5").stdout.strip()
+    wait = service.salus_in_background("wait", job_id)
+    time.sleep(0.5)
+    service.process.terminate()
+    assert wait.wait(timeout=20) == 5
+
+
+def test_a_job_whose_launcher_was_killed_is_lost_and_says_so(serve):
+    service = serve()
+    job = service.salus_in_background("run", "--", "sleep", "600")
+    (row,) = eventually(lambda: listed(service), "the job is there")
+    service.process.terminate()
+    service.process.communicate()
+    os.killpg(job.pid, signal.SIGKILL)
+    job.communicate()
+    (row,) = listed(service, "--all")
+    assert (row["state"], row["exit_code"]) == ("lost", None)
+    done = service.salus("wait", row["id"])
+    assert done.returncode == 1 and "is not known" in done.stderr
+
+
+def test_a_job_that_ends_while_its_killed_service_is_away_is_not_waited_for_by_the_next(serve):
+    service = serve()
+    service.environment["SALUS_RECONNECT_S"] = "0.3"
+    job_id = service.salus("submit", "--", "sh", "-c", "sleep 1; exit 4").stdout.strip()
+    service.kill()
+    assert service.salus("wait", job_id).returncode == 4
+    service.start()
+    (row,) = listed(service, "--all")
+    assert (row["state"], row["exit_code"]) == ("failed", 4)
+
+
+def a_row(job_id: str, **more) -> dict:
+    return {"id": job_id, "state": "running", "finished_at": None, "exit_code": None, **more}
+
+
+def add(registry: Registry, token: str = "secret", launcher: int = 0) -> str:
+    asked = Register("a", ["true"], "/")
+    job_id = registry.add(token, os.getuid(), asked, time.time(), launcher or os.getpid(), "host")
+    registry.describe(a_row(job_id))
+    return job_id
+
+
+def test_services_that_share_a_folder_know_their_own_jobs(tmp_path):
+    ours, theirs = (Registry(tmp_path / FILE, f"/run/{name}") for name in ("ours", "theirs"))
+    first, second = add(ours), add(theirs)
+    assert [saved.job_id for saved in ours.running()] == [first]
+    assert [record.row["id"] for record in ours.all()] == [first]
+    theirs.describe(a_row(second) | {"state": "done", "finished_at": 2.0, "exit_code": 0})
+    assert [record.row["id"] for record in ours.all()] == [first, second], "what has ended is everybody's"
+    ours.close(), theirs.close()
+
+
+def test_only_the_jobs_own_launcher_says_how_it_ended_and_only_once(tmp_path):
+    registry = Registry(tmp_path / FILE, "/run/a")
+    job_id = add(registry)
+    registry.release(job_id)
+    (record,) = registry.unmanaged()
+    assert record.goes_on and record.launcher == os.getpid()
+    registry.finish(job_id, "another", 1)
+    assert registry.unmanaged()
+    registry.finish(job_id, "secret", 7)
+    registry.finish(job_id, "secret", 0)
+    (record,) = registry.ended()
+    assert (record.row["state"], record.row["exit_code"]) == ("failed", 7)
+    assert not registry.unmanaged()
+    registry.close()
+
+
+def test_a_process_that_was_given_the_number_of_a_launcher_is_not_taken_for_it(tmp_path):
+    registry = Registry(tmp_path / FILE, "/run/a")
+    asked = Register("a", ["true"], "/")
+    job_id = registry.add("secret", 0, asked, time.time() - 30 * 86400, os.getpid(), "host")
+    registry.describe(a_row(job_id))
+    registry.release(job_id)
+    (record,) = registry.ended()
+    assert record.row["state"] == "lost"
+    registry.close()
+
+
+def test_of_those_that_have_ended_the_last_ones_are_kept(tmp_path):
+    registry = Registry(tmp_path / FILE, "/run/a")
+    running = add(registry)
+    ended = [add(registry) for _ in range(KEPT + 3)]
+    for job_id in ended:
+        registry.describe(a_row(job_id) | {"state": "done", "finished_at": 1.0})
+    registry.trim()
+    assert [record.row["id"] for record in registry.ended()] == ended[3:]
+    assert [saved.job_id for saved in registry.running()] == [running]
+    registry.close()
+
+
+def test_a_list_that_cannot_be_read_is_one_clear_line(serve):
+    service = serve(start=False)
+    folder = Path(service.environment["SALUS_STATE_DIR"])
+    folder.mkdir(parents=True)
+    (folder / FILE).write_bytes(b"this is no database" * 100)
+    done = service.salus("ps")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert FILE in done.stderr and "move the file away" in done.stderr
+
+
+def test_where_nothing_has_run_nothing_is_made(tmp_path):
+    with open_registry(tmp_path / "state", tmp_path / "socket") as registry:
+        assert registry is None
+    assert not (tmp_path / "state").exists()
