@@ -138,3 +138,32 @@ def test_who_has_a_ticket_is_awake_when_its_lease_comes_and_asleep_before_that(m
         assert ticket < 13 or clock.looked_ns < 3 * MS
         lease._holding = False
     assert asleep == 0 and lease._memory.times == 50, "and has taken in what the service sent"
+
+
+def test_a_lease_that_comes_in_a_moment_is_not_napped_for(monkeypatch):
+    lease, batons = a_lease()
+    clock = Clock(monkeypatch)
+    lease._memory, lease._grant_event = Resuming(), os.eventfd(0, os.EFD_NONBLOCK)  # type: ignore[assignment]
+    naps = []
+
+    def poll(at_most_ms: int | None) -> None:
+        naps.append(batons.is_coming(lease._words[Word.BATON]))
+        Clock.poll(clock, at_most_ms)
+
+    lease._bell_poll = SimpleNamespace(poll=poll)  # type: ignore[assignment]
+    for ticket in range(9, 39):
+        lease._words[Word.BATON] = ticket
+        at_boundary = clock.now_ns + 12 * MS
+        clock.happens = [
+            (at_boundary, functools.partial(batons.comes, ticket)),
+            (at_boundary + int(2.5 * MS), functools.partial(passed, batons, ticket)),
+            (at_boundary + 100 * MS, lambda: None),
+        ]
+        if ticket == 12:
+            naps.clear()
+        looked = lease._look_for_grant()
+        while not lease._accept_grant():
+            lease._sleep(looked)
+            looked = lease._look_for_grant()
+        lease._holding = False
+    assert naps and not any(naps), "before it was known to come, and not after"

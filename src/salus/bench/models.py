@@ -51,8 +51,10 @@ def _classifier(model: nn.Module, batch: int, device: str, size: int, classes: i
 
 def _dense(width: int, layers: int) -> Callable[[int, str], Built]:
     def built(batch: int, device: str) -> Built:
-        parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
-        model = nn.Sequential(*parts, nn.Linear(width, 10)).to(device)
+        # Where it is to be: for the large one the processor takes ten seconds to make up its parameters.
+        with torch.device(device):
+            parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+            model = nn.Sequential(*parts, nn.Linear(width, 10))
         x, y = torch.randn(batch, width, device=device), torch.randint(10, (batch,), device=device)
         return model, lambda: F.cross_entropy(model(x), y)
 

@@ -53,6 +53,9 @@ PAGE_AGAIN_S = 0.001
 """When memory could not be paged because another thread of the script was at work."""
 NOTABLE_NS = 200_000
 """A wait for the device that is shorter found it idle."""
+NAP_NS, COMING_NAP_NS = 1_000_000, 3_000_000
+"""No shorter naps while a lease is waited for: one may last a millisecond longer than it should. Where the lease may be
+there after that, it is not worth it."""
 AWAKE_NS = 2_000_000
 """How long a job looks for a lease that was announced before it sleeps again."""
 ANSWER_NS = 300_000
@@ -397,7 +400,7 @@ class Lease:
                     return False
             if now > closes:
                 return True
-            if opens - now >= 1_000_000:
+            if opens - now >= (COMING_NAP_NS if coming or soon else NAP_NS):
                 self._poll(ticket, (opens - now) // 1_000_000)
             else:
                 if coming and batons is not None:
