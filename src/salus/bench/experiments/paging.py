@@ -17,9 +17,9 @@ from salus.errors import RequestRejected
 
 JOBS = 8
 CAPACITY = "16GiB"
-HOST_MEMORY = "64GiB"
 POLICY = "fair:patience=0.5"
-PERSISTENT, EPHEMERAL = "4.4GiB", "3GiB"
+BATCH, ITERATIONS = 512, 1500
+PERSISTENT, EPHEMERAL = "4.3GiB", "1.2GiB"
 TARGETS = {"slower": 1.25}
 """Than with room for all: what is not hidden."""
 
@@ -30,8 +30,8 @@ def run(settings: Settings, steps: Steps, say: Say) -> dict[str, Any]:
     count = settings.jobs or JOBS
     jobs = [
         Job(
-            f"large {number}", "large", 1024, round(60 * settings.scale), persistent=PERSISTENT, ephemeral=EPHEMERAL,
-            builds_late=True,
+            f"large {number}", "large", BATCH, round(ITERATIONS * settings.scale), persistent=PERSISTENT,
+            ephemeral=EPHEMERAL, builds_late=True,
         )
         for number in range(count)
     ]  # fmt: skip
