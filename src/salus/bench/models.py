@@ -61,14 +61,16 @@ def _dense(width: int, layers: int) -> Callable[[int, str], Built]:
 
 
 def _large(batch: int, device: str) -> Built:
-    """With a batch of 512, 4.1 GiB that stay: the model, its momentum, and its data, kept on the GPU. A step takes little
-    beside that: two of these fit in 16 GiB beside the contexts of eight."""
+    """With a batch of 512, 4.1 GiB that stay: the model, its momentum, and its data, kept on the GPU.
+
+    A step takes little beside that: two of these fit in 16 GiB, with the contexts of eight.
+    """
     width, batches = 6144, 256
     # Made where they are to be: the processor would take seconds for it.
     with torch.device(device):
         model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
         data = torch.randn(batches * batch, width)
-    parts = itertools.cycle(data.split(batch))
+    parts = itertools.cycle(data.chunk(batches))
 
     def loss() -> torch.Tensor:
         x = next(parts)
