@@ -18,7 +18,7 @@ from salus.errors import RequestRejected
 JOBS = 8
 CAPACITY = "16GiB"
 POLICY = "fair:patience=0.5"
-BATCH, ITERATIONS = 512, 1500
+BATCH, ITERATIONS = 512, 300
 PERSISTENT, EPHEMERAL = "4.3GiB", "1.2GiB"
 TARGETS = {"slower": 1.25}
 """Than with room for all: what is not hidden."""
