@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from salus.bench import hooks, report, switch, switch_gpu
+from salus.bench import experiment, hooks, report, switch, switch_gpu
 from salus.bench.experiment import Job, Ran, Settings, Steps, at_once, one_by_one
 from salus.bench.experiments import fairness, jct, memory, overhead, packed, paging, preemption
 from salus.errors import RequestRejected
+from tests.service.harness import eventually
 
 TINY = [Job(f"j{number}", "tiny", 8, 800, alone_s=1.0 + number, ephemeral="3GiB") for number in range(2)]
 SETTINGS = Settings("cpu")
@@ -23,6 +25,36 @@ GIB = 1 << 30
 
 def quiet(_: str) -> None:
     pass
+
+
+def test_who_waits_for_memory_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(experiment, "READY_S", 60.0)
+    says = "import time; print('ready', flush=True); time.sleep(60)"
+    commands = {"there": [sys.executable, "-c", says], "waits": ["sleep", "60"]}
+    started = {name: subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for name, run in commands.items()}
+    asked = []
+
+    def who_waits() -> set[str]:
+        asked.append(1)
+        return {"waits"} if len(asked) > 2 else set()
+
+    try:
+        experiment._wait_until_ready(started, who_waits)
+        assert len(asked) >= 3
+        assert all(process.poll() is None for process in started.values()), "nobody had to end for that"
+    finally:
+        for process in started.values():
+            process.kill()
+            process.communicate()
+
+
+def test_a_benchmark_that_is_told_to_end_leaves_nothing_behind(tmp_path):
+    command = [sys.executable, "-m", "salus", "bench", "crowd", "--jobs", "3", "--seconds", "60"]
+    bench = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL)
+    eventually(lambda: list(tmp_path.glob("salus-*/state/journal/*")), "it has begun")
+    bench.terminate()
+    assert bench.wait(timeout=60) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_step_is_done_once_and_remembered_until_the_settings_change(tmp_path):

@@ -168,7 +168,7 @@ def one_by_one(jobs: Sequence[Job], device: str, say: Say, *, watch: bool = Fals
             ]
             say(f"one by one: {len(ran)} of {len(jobs)} are done, {len(group)} start up")
             started = [folder.start_bare(job.command(device, go, 0.0)) for job, go in group]
-            _wait_until_ready(started)
+            _wait_until_ready({job.name: process for (job, _), process in zip(group, started, strict=True)})
             zero = zero + time.monotonic() - asked if ran else time.monotonic()
             for (job, go), process in zip(group, started, strict=True):
                 time.sleep(max(0.0, zero + job.arrives_s - time.monotonic()))
@@ -269,7 +269,8 @@ def at_once(
             started.append(own.start_bare(command) if service is None else own.run(command, *job.options()))
             if service is not None:
                 own.wait_until_registered(len(started))
-        _wait_until_ready(started)
+        named = {job.name: process for job, process in zip(jobs, started, strict=True)}
+        _wait_until_ready(named, own.who_waits_for_memory if service is not None else set)
         zero = _start_clock(go)
         what = "under Salus" if service is not None else "under MPS" if mps else "at once"
         # Each is listened to all the time: one that says more than a pipe holds would never end.
@@ -292,13 +293,19 @@ def _rows(service: OwnService) -> dict[str, dict[str, Any]]:
         return {row["name"]: {key: row[key] for key in KEPT} for row in connection.jobs(everything=True)}
 
 
-def _wait_until_ready(processes: Sequence[subprocess.Popen[str]]) -> None:
+def _wait_until_ready(
+    processes: dict[str, subprocess.Popen[str]], who_waits_for_memory: Callable[[], set[str]] = set
+) -> None:
+    """Until all are but those that wait for memory, by name: they will not be before others have ended."""
     deadline = time.monotonic() + READY_S
-    for process in processes:
-        assert process.stdout is not None
-        there, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-        if there:
-            process.stdout.readline()
+    missing = {process.stdout: name for name, process in processes.items() if process.stdout is not None}
+    while missing and time.monotonic() < deadline:
+        there, _, _ = select.select(list(missing), [], [], LOOK_S)
+        for output in there:
+            output.readline()
+            del missing[output]
+        if not there and who_waits_for_memory() >= set(missing.values()):
+            return
 
 
 def _start_clock(go: Path) -> float:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ class OwnService:
         self._started: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> OwnService:
+        _end_with_what_was_started()
         self._folder = tempfile.TemporaryDirectory(prefix="salus-")
         folder = Path(self._folder.name)
         self.state = folder / "state"
@@ -82,6 +84,11 @@ class OwnService:
         """A job, as `salus run` would start it in a terminal."""
         return self._start("run", *options, "--", *command)
 
+    def who_waits_for_memory(self) -> set[str]:
+        """By name."""
+        with self.connect() as connection:
+            return {row["name"] for row in connection.jobs() if row["position"] is not None}
+
     def wait_until_registered(self, count: int) -> None:
         """One after the other, so that first come, first served means what it says."""
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -118,3 +125,15 @@ class OwnService:
         )
         self._started.append(process)
         return process
+
+
+def _end_with_what_was_started() -> None:
+    """Whoever is told to end leaves its `with` blocks, as for Ctrl-C, and no service and no jobs behind."""
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, end)
