@@ -216,3 +216,68 @@ def test_a_job_that_loads_more_than_is_free_pages_nobody_out_who_runs(serve, mon
     finish(service, runs)
     output, errors = loads.communicate(timeout=60)
     assert loads.returncode == 0 and "finished" in output, errors
+
+
+HOLDER = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from host_memory import MIB, HostMemory
+from salus.client.lease import of_this_process
+lease, memory = of_this_process(), HostMemory()
+assert lease is not None and lease.attach(memory)
+kept = None
+while not os.path.exists(sys.argv[3] + "-ends"):
+    if sys.argv[2] == "rests" and os.path.exists(sys.argv[3] + "-rests"):
+        time.sleep(0.01)
+        continue
+    lease.begin()
+    block = memory.arena.alloc("lane", 8 * MIB)
+    if sys.argv[2] == "takes" and kept is None and os.path.exists(sys.argv[3] + "-takes"):
+        kept = block
+        memory.live[kept] = 8 * MIB
+        print("took", flush=True)
+    else:
+        memory.arena.free("lane", block, 8 * MIB)
+    lease.end()
+    time.sleep(0.002)
+"""
+
+
+def chunks_of(pid: int) -> set[str]:
+    """Inodes of the memory of lanes, and what was taken from them, that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if "memfd:salus-chunk" in line}
+
+
+def test_what_a_job_took_for_itself_does_not_stay_mapped_in_one_that_rests(serve, tmp_path):
+    service = serve("--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
+    script, go = tmp_path / "job.py", str(tmp_path / "go")
+    script.write_text(HOLDER)
+    run = [sys.executable, str(script), str(JOB.parent)]
+    names = ("rests", "takes", "runs")
+    jobs = {
+        name: service.salus_in_background(
+            "run", "--name", name, "--persistent", "100MiB", "--ephemeral", "200MiB", "--", *run, name, go
+        )
+        for name in names
+    }
+    pids = {
+        name: eventually(lambda name=name: (row := service.jobs().get(name)) and row["iterations"] and row["pid"], name)
+        for name in names
+    }
+    eventually(lambda: len({row["lane"] for row in service.jobs().values()}) == 1, "they share a lane")
+    Path(go + "-rests").touch()
+    service.when("rests", "idle")
+    had = chunks_of(pids["rests"])
+    assert had
+    Path(go + "-takes").touch()
+    assert jobs["takes"].stdout.readline() == "took\n"
+
+    def is_let_go() -> bool:
+        taken = (chunks_of(pids["takes"]) & had) - chunks_of(pids["runs"])
+        return bool(taken) and not taken & chunks_of(pids["rests"])
+
+    eventually(is_let_go, "the one that rests has let go of it")
+    Path(go + "-ends").touch()
+    for job in jobs.values():
+        assert job.wait(timeout=20) == 0

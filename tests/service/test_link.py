@@ -31,6 +31,11 @@ class Job:
         self.page.words[Word.JOB_PACKETS] += 1
         assert self.link.catch_up()
 
+    def says(self, kind: Kind, slot: int) -> None:
+        self._sock.send(pack([Record(kind, slot)]))
+        self.page.words[Word.JOB_PACKETS] += 1
+        assert self.link.catch_up()
+
     def hears(self) -> list[int]:
         heard: list[int] = []
         while True:
@@ -49,6 +54,41 @@ class Job:
         self.link.close()
         self.page.close()
         os.close(self._descriptor)
+
+
+def test_what_another_took_for_itself_is_let_go_of_and_nothing_else_is_said():
+    async def story() -> None:
+        taken: list[int] = []
+        lanes = Lanes(lambda *_: None, taken.append)
+        takes, rests, runs = (Job(lanes, name) for name in ("takes", "rests", "runs"))
+        for job in (takes, rests, runs):
+            job.link.enter_lane(1)
+            job.link.set_quota(0, 64 * MIB)
+        for slot in range(3):
+            takes.publish(slot)
+        for job in (rests, runs):
+            job.link.bring_up_to_date()
+        for job in (takes, rests, runs):
+            job.hears()
+        runs.link.holds = True
+        takes.says(Kind.TAKE, 1)
+        takes.publish(3)
+        assert taken == [1]
+        assert rests.link.let_go_of_holes() and rests.hears() == [Kind.HOLE]
+        assert not rests.link.let_go_of_holes() and rests.hears() == []
+        assert not runs.link.let_go_of_holes(), "it is at work there"
+        assert not takes.link.let_go_of_holes(), "it is its own"
+        rests.link.bring_up_to_date()
+        assert rests.hears() == [Kind.CHUNK], "what is new comes with its lease"
+        takes.says(Kind.TAKE, 2)
+        runs.publish(2)
+        assert rests.link.let_go_of_holes() and rests.hears() == [Kind.HOLE]
+        rests.link.bring_up_to_date()
+        assert rests.hears() == [Kind.CHUNK], "and so does what has taken the place"
+        for job in (takes, rests, runs):
+            job.close()
+
+    asyncio.run(story())
 
 
 def test_whoever_runs_in_a_lane_keeps_what_it_has_there_until_its_next_lease():

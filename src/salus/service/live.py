@@ -48,6 +48,8 @@ KEPT_ENDED = 100
 """Ended jobs that are not looked up in the registry."""
 QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
+HOLES_S = 0.1
+"""So soon after a job took something of its lane for itself, others of the lane unmap it."""
 FORESEEN_S = 0.05
 """Of a job whose iterations are no longer than this it is known when it will yield."""
 AHEAD_S = 0.002
@@ -70,7 +72,9 @@ class Live:
     ) -> None:
         self.device = device
         self.scheduler = Scheduler(device.config, policy)
-        self.lanes = Lanes(self._lane_released)
+        self.lanes = Lanes(self._lane_released, self._lane_has_holes)
+        self._with_holes: set[int] = set()
+        """Lanes whose jobs will be told of them."""
         self.pager = Pager(self)
         self.batons = Batons()
         self.watch = Watch(self)
@@ -342,13 +346,19 @@ class Live:
         if job.link is not None:
             job.link.holds = False
 
+    def _lane_has_holes(self, lane_id: int) -> None:
+        """A job took something for itself. Others are told soon, and once of all that it takes meanwhile."""
+        if lane_id not in self._with_holes:
+            self._with_holes.add(lane_id)
+            self._loop.call_later(HOLES_S, self._tell_of_holes, lane_id)
+
     def _tell_of_holes(self, lane_id: int) -> None:
-        """Whoever is not at work in the lane lets go of what was dropped, so that its memory is free."""
+        """Whoever is not at work in the lane lets go of what is not there any more, so that its memory can be free."""
+        self._with_holes.discard(lane_id)
         for other in self.jobs.values():
-            if other.link is not None and other.link.lane_id == lane_id and not other.link.holds:
-                other.link.bring_up_to_date()
-                if other.worker is not None:
-                    other.worker.send(msg.Look())
+            link, worker = other.link, other.worker
+            if link is not None and link.lane_id == lane_id and link.let_go_of_holes() and worker is not None:
+                worker.send(msg.Look())
 
     def _yield_late(self, job: LiveJob) -> None:
         wants_more, job.yields_late = job.yields_late, None

@@ -3,7 +3,8 @@
 There is no CUDA context here; a descriptor is enough to keep a chunk alive and to hand it on. The core decides how
 large lanes are and who is in them; this carries it out:
 - before a job is granted a lease, it is sent what changed in its lane since it ran last (`Link.bring_up_to_date`);
-- a chunk that a job took for itself (promotion) is forgotten here, and everyone else is told never to touch it again;
+- a chunk that a job took for itself (promotion) is forgotten here, and everyone else is told never to touch it again:
+  before it runs at the latest, and soon (`Link.let_go_of_holes`), since what somebody has mapped is not free;
 - a lane that shrank or closed is free when nobody has the memory mapped any more.
 
 A job has mapped nothing beyond what it may use (its quota), so a lane shrinks by closing descriptors.
@@ -74,9 +75,13 @@ class PhysicalLane:
 class Lanes:
     """All lanes of the device."""
 
-    def __init__(self, on_released: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, on_released: Callable[[int, int], None], on_taken: Callable[[int], None] = lambda _lane_id: None
+    ) -> None:
         self._lanes: dict[int, PhysicalLane] = {}
         self._on_released = on_released
+        self.on_taken = on_taken
+        """A job took something of the lane for itself."""
 
     def get(self, lane_id: int) -> PhysicalLane:
         return self._lanes.setdefault(lane_id, PhysicalLane())
@@ -199,6 +204,18 @@ class Link:
         records = self._changes(self.quota[1])
         if records:
             self._send(records)
+
+    def let_go_of_holes(self) -> bool:
+        """It unmaps what is not the lane's any more. False: it has nothing of that."""
+        if self.lane_id is None or self.holds:
+            return False
+        slots = self._lanes.get(self.lane_id).slots
+        # Also where another chunk has taken the place: that comes with its next lease.
+        gone = [number for number, version in self._has.items() if number in slots and slots[number].version != version]
+        for number in gone:
+            del self._has[number]
+        self._send([Record(Kind.HOLE, number) for number in gone])
+        return bool(gone)
 
     def page_out(self, with_lane: bool) -> None:
         """It answers when everything of its own is on the host, or that it could not be."""
@@ -370,6 +387,7 @@ class Link:
                 lane.slots[record.slot].put(-1)
                 self._own.add(record.slot)
                 self._has.pop(record.slot, None)
+                self._lanes.on_taken(self.lane_id)
             case Kind.DROP:
                 self._seen = None
                 self._own.discard(record.slot)
