@@ -19,8 +19,8 @@ from enum import Enum
 
 from salus import __version__
 from salus.client.connection import ServiceConnection
-from salus.errors import SalusError, ServiceUnavailable
-from salus.paths import runtime_dir, socket_path, state_dir
+from salus.errors import RequestRejected, SalusError, ServiceUnavailable
+from salus.paths import check_socket, runtime_dir, socket_path, state_dir
 from salus.service.mps import CONTROL, find_control
 from salus.units import format_bytes
 
@@ -104,9 +104,11 @@ def _service() -> Finding:
 
 def _socket_folder() -> Finding:
     folder = runtime_dir()
-    if len(str(socket_path())) > 107:
-        advice = "set SALUS_RUNTIME_DIR to a folder with a shorter name"
-        return Finding("socket", Verdict.BAD, f"{socket_path()} is too long for a socket", advice)
+    try:
+        check_socket(socket_path())
+    except RequestRejected as error:
+        fault, _, advice = str(error).rpartition("; ")
+        return Finding("socket", Verdict.BAD, fault, advice)
     return _folder("socket", folder, "SALUS_RUNTIME_DIR")
 
 
@@ -124,6 +126,8 @@ def _folder(what: str, folder: os.PathLike[str], setting: str) -> Finding:
     if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
         return Finding(what, Verdict.BAD, f"{path} cannot be written", f"set {setting} to a folder of yours")
     free = shutil.disk_usage(there).free
+    if not shutil.disk_usage(there).total:
+        return Finding(what, Verdict.BAD, f"{path}: nothing can be kept there", f"set {setting} to a folder of yours")
     if free < LITTLE_DISK_BYTES:
         advice = f"make room, or set {setting} elsewhere; jobs go on when it is full, the journal does not"
         return Finding(what, Verdict.NOTE, f"{path}: only {format_bytes(free)} free", advice)

@@ -11,6 +11,10 @@ from pathlib import Path
 
 from salus.errors import RequestRejected
 
+LONGEST_SOCKET_BYTES = 107
+OURS = ("service", "mps")
+"""How everything begins that is in the folder of a socket. A service for several users opens that folder."""
+
 
 def runtime_dir() -> Path:
     """For the socket: $SALUS_RUNTIME_DIR, else under $XDG_RUNTIME_DIR, else a folder of the user's own in /tmp."""
@@ -35,21 +39,68 @@ def socket_path() -> Path:
     return Path(given) if given else runtime_dir() / "service.sock"
 
 
-def make_private(folder: Path) -> Path:
-    """Makes the folder, mode 0700, and sees to it that it is ours: in /tmp somebody else may have been first."""
+def lock_path(socket: Path) -> Path:
+    """Who holds a lock on this file is the service of that socket."""
+    return socket.with_name(f"{socket.name}.lock")
+
+
+def check_socket(path: Path) -> None:
+    """Before anything is put there, or asked."""
+    if len(os.fsencode(path)) > LONGEST_SOCKET_BYTES:
+        raise RequestRejected(f"{path}: is too long for a socket; set SALUS_SOCKET to a shorter path")
+    if os.path.exists(path) and not path.is_socket():
+        raise RequestRejected(f"{path}: is there and is no socket; set SALUS_SOCKET to another path")
+
+
+def take_over(folder: Path, setting: str) -> Path:
+    """As below, for one that a person may have named.
+
+    If it is there, open to others, and they can have a use for it, it is left as it is and not used.
+    """
+    if _is_open(folder) and not all(entry.name.startswith(OURS) for entry in folder.iterdir()):
+        raise RequestRejected(
+            f"{folder}: is open to other users; close it (chmod 700 {folder}), or set {setting} to a folder of yours"
+        )
+    return make_private(folder, setting)
+
+
+def _is_open(folder: Path) -> bool:
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and bool(stat.S_IMODE(found.st_mode) & 0o077)
+
+
+def make_private(folder: Path, setting: str) -> Path:
+    """Makes the folder, mode 0700, and sees to it that it is ours: in /tmp somebody else may have been first.
+
+    `setting`: the variable that names another.
+    """
+    advice = f"set {setting} to a folder of yours"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
         if found.st_uid != os.getuid():
-            raise RequestRejected(
-                f"{folder}: belongs to another user; set SALUS_RUNTIME_DIR and SALUS_STATE_DIR elsewhere"
-            )
+            raise RequestRejected(f"{folder}: belongs to another user; {advice}")
         if stat.S_IMODE(found.st_mode) & 0o077:
             folder.chmod(0o700)
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise RequestRejected(f"{folder}: cannot be written; set SALUS_RUNTIME_DIR and SALUS_STATE_DIR elsewhere")
+            raise RequestRejected(f"{folder}: cannot be written; {advice}")
     except OSError as error:
-        raise RequestRejected(
-            f"{folder}: cannot be made ({error.strerror}); set SALUS_STATE_DIR to a folder of yours"
-        ) from None
+        raise RequestRejected(f"{folder}: cannot be made ({error.strerror}); {advice}") from None
     return folder
+
+
+def prepare_for_socket(path: Path) -> bool:
+    """The folder that the socket goes to. Whether that is one of ours, which nobody else has a use for."""
+    check_socket(path)
+    if path.parent == runtime_dir():
+        take_over(path.parent, "SALUS_RUNTIME_DIR")
+        return True
+    if not path.parent.exists():
+        make_private(path.parent, "SALUS_SOCKET")
+        return True
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise RequestRejected(f"{path.parent}: cannot be written; set SALUS_SOCKET to a path in a folder of yours")
+    return False

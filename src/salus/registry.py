@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -26,8 +25,6 @@ log = logging.getLogger(__name__)
 FILE = "jobs.sqlite"
 KEPT = 1000
 """Jobs that have ended."""
-CLOCK_SLACK_S = 2.0
-"""By so much may the kernel's time of a process's start be off."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     job_id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -45,6 +42,9 @@ _ADDED = {
     "row": "TEXT NOT NULL DEFAULT '{}'",
     "released": "INTEGER NOT NULL DEFAULT 0",
     "finished_at": "REAL",
+    # When each process began, as the kernel counts it: numbers of processes are given out again.
+    "launcher_began": "INTEGER NOT NULL DEFAULT 0",
+    "worker_began": "INTEGER NOT NULL DEFAULT 0",
 }
 """Columns that a file of an older version lacks."""
 _TRIM = """
@@ -75,6 +75,9 @@ class Record:
     row: dict[str, Any]
     """As in `salus ps --json`."""
     launcher: int
+    """0: it is gone."""
+    worker: int
+    """The process that used the device; 0: none did, or it is gone."""
 
     @property
     def goes_on(self) -> bool:
@@ -101,16 +104,18 @@ class Registry:
         """Its id, which no job before it had."""
         try:
             cursor = self._db.execute(
-                "INSERT INTO jobs (token, uid, asked, submitted_at, launcher, device, socket) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (token, uid, json.dumps(asdict(asked)), submitted_at, launcher, device, self._socket),
+                "INSERT INTO jobs (token, uid, asked, submitted_at, launcher, launcher_began, device, socket) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (token, uid, json.dumps(asdict(asked)), submitted_at, launcher, _began(launcher), device, self._socket),
             )
         except sqlite3.Error as error:
             raise RequestRejected(f"the list of jobs cannot be written ({error}); make room on the disk") from None
         return str(cursor.lastrowid)
 
     def attached(self, job_id: str, worker: int) -> None:
-        self._write("UPDATE jobs SET worker = ? WHERE job_id = ?", worker, int(job_id))
+        self._write(
+            "UPDATE jobs SET worker = ?, worker_began = ? WHERE job_id = ?", worker, _began(worker), int(job_id)
+        )
 
     def remove(self, job_id: str) -> None:
         """It was none."""
@@ -167,25 +172,30 @@ class Registry:
 
     def _records(self, which: str, *values: object) -> list[Record]:
         rows = self._db.execute(
-            "SELECT uid, row, launcher, submitted_at, finished_at FROM jobs "
+            "SELECT uid, row, finished_at, launcher, launcher_began, worker, worker_began FROM jobs "
             f"WHERE (finished_at IS NOT NULL OR socket IN (?, '')) AND ({which}) ORDER BY job_id",
             (self._socket, *values),
         )
         found = []
-        for uid, text, launcher, submitted_at, finished_at in rows.fetchall():
+        for uid, text, finished_at, *processes in rows.fetchall():
             row = json.loads(text)
             if not row:
                 continue
+            launcher, worker = _if_alive(*processes[:2]), _if_alive(*processes[2:])
             if finished_at is None:
-                alive = _began_before(launcher, submitted_at)
+                alive = launcher or worker
                 row |= {
                     "state": "unmanaged" if alive else "lost",
                     "wait_reason": None if alive else "how it ended is not known",
                     "lane": None,
                     "position": None,
                 }
-            found.append(Record(uid, row, launcher))
+            found.append(Record(uid, row, launcher, worker))
         return found
+
+    def cancelled(self, job_id: str) -> None:
+        """One that goes on without a service was told to end."""
+        self._write("UPDATE jobs SET row = json_set(row, '$.state', 'cancelled') WHERE job_id = ?", int(job_id))
 
     def finish(self, job_id: str, token: str, exit_code: int) -> None:
         """From a launcher: its job has ended, and no service has heard of it."""
@@ -193,9 +203,11 @@ class Registry:
             "SELECT row FROM jobs WHERE job_id = ? AND token = ? AND finished_at IS NULL", (int(job_id), token)
         ).fetchone()
         if found is not None:
-            state = "done" if exit_code == 0 else "failed"
+            row = json.loads(found[0])
+            cancelled = row.get("state") == "cancelled"
+            state = "cancelled" if cancelled else "done" if exit_code == 0 else "failed"
             ended = {"state": state, "exit_code": exit_code, "finished_at": time.time(), "lane": None}
-            self.describe({"id": job_id, **json.loads(found[0]), **ended})
+            self.describe({"id": job_id, **row, **ended})
 
     def trim(self) -> None:
         self._write(_TRIM, KEPT)
@@ -229,12 +241,15 @@ def _usable(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _began_before(pid: int, moment: float) -> bool:
-    """There is a process of this number, and it is no later one that was given the same."""
+def _began(pid: int) -> int:
+    """In ticks of the kernel's clock; 0: there is no such process."""
     try:
         # The name, in brackets, may hold anything.
-        since_boot = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-        booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return False
-    return int(booted.split()[1]) + since_boot / os.sysconf("SC_CLK_TCK") <= moment + CLOCK_SLACK_S
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _if_alive(pid: int, began: int) -> int:
+    """The process, if it is the one that began then."""
+    return pid if began and _began(pid) == began else 0

@@ -111,14 +111,33 @@ def test_fair_owes_something_to_those_who_waited_for_memory_and_nothing_to_those
     policy.on_ready(idle)
     for one in (kept_out, idle):
         policy.on_competing(one)
-    assert policy.memory_order(idle) == policy.memory_order(runs) == 3.0
-    assert policy.memory_order(kept_out) == 0.0
+    assert policy.lease_order(idle) == policy.lease_order(runs) == 3.0
+    assert policy.lease_order(kept_out) == 0.0
     # But not for hours.
     policy.on_resting(kept_out)
     policy.on_served(runs, 10_000.0, 1)
     policy.on_served(idle, 10_000.0, 1)
     policy.on_competing(kept_out)
-    assert policy.memory_order(kept_out) == policy.memory_order(runs) - OWED_S
+    assert policy.lease_order(kept_out) == policy.lease_order(runs) - OWED_S
+
+
+def test_jobs_that_have_not_run_get_memory_as_they_came_under_fair_and_in_no_other_order():
+    policy = make_policy("fair")
+    runs, first, second = (
+        Job(JobSpec(name, footprint(1, 2)), arrival, 0.0, footprint(1, 2), True, None)
+        for arrival, name in enumerate(("runs", "first", "second"))
+    )
+    policy.on_arrived(runs)
+    policy.on_competing(runs)
+    for one in (first, second):
+        policy.on_served(runs, 3.0, 1)
+        policy.on_arrived(one)
+    before = [policy.memory_order(one) for one in (first, second)]
+    assert before == sorted(before)
+    policy.on_served(runs, 3.0, 1)
+    policy.on_ready(first)
+    assert [policy.memory_order(one) for one in (first, second)] == before, "who is ready first is no matter"
+    assert policy.lease_order(first) > policy.lease_order(second)
 
 
 def test_nobody_is_displaced_for_what_another_gives_up_anyway():

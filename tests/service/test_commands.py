@@ -277,7 +277,7 @@ def test_top_shows_who_runs_and_the_shares(serve):
         service.job("--name", name, "--ephemeral", "3GiB", iterations=100_000, seconds=0.005)
         service.when(name, "running", "ready")
     shown = service.salus("top", "--once", "--interval", "1s").stdout
-    assert "policy fair, quantum 20 ms, 2 jobs, 0 wait for memory" in shown
+    assert "policy fair, quantum 20 ms, 2 jobs, 0 waiting for memory" in shown
     assert "3 GiB of 4 GiB" in shown
     shares = {words[2]: words[6] for words in map(str.split, shown.splitlines()) if words[2:3] in (["left"], ["right"])}
     assert set(shares) == {"left", "right"}

@@ -8,9 +8,11 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from salus.errors import NoService
 from salus.protocol.messages import Register
 from salus.registry import FILE, KEPT, Registry, open_registry
 from tests.service.harness import eventually
@@ -67,7 +69,10 @@ def test_a_job_that_goes_on_without_its_service_can_be_seen_waited_for_and_ended
     assert service.salus("cancel", "--force", ids[1]).stdout == f"job {ids[1]} was killed\n"
     assert [wait.wait(timeout=20) for wait in waits] == [128 + signal.SIGTERM, 128 + signal.SIGKILL]
     assert follows.wait(timeout=20) == 0
-    assert [(row["state"], row["exit_code"]) for row in listed(service, "--all")] == [("failed", -15), ("failed", -9)]
+    assert [(row["state"], row["exit_code"]) for row in listed(service, "--all")] == [
+        ("cancelled", -15),
+        ("cancelled", -9),
+    ]
 
 
 def test_who_waits_for_a_job_waits_on_when_the_service_ends(serve):
@@ -77,6 +82,45 @@ def test_who_waits_for_a_job_waits_on_when_the_service_ends(serve):
     time.sleep(0.5)
     service.process.terminate()
     assert wait.wait(timeout=20) == 5
+
+
+def test_who_waits_for_a_job_waits_on_when_the_service_is_killed(serve):
+    service = serve()
+    service.environment["SALUS_RECONNECT_S"] = "0.3"
+    job_id = service.salus("submit", "--", "sh", "-c", "sleep 2; exit 5").stdout.strip()
+    wait = service.salus_in_background("wait", job_id)
+    time.sleep(0.5)
+    service.kill()
+    assert wait.wait(timeout=20) == 5
+
+
+def test_a_connection_that_is_reset_is_a_service_that_is_gone(serve):
+    with serve().connect() as connection:
+        reset = SimpleNamespace(recvmsg=_reset, shutdown=lambda _: None, close=connection._sock.close)
+        connection._sock = reset
+        with pytest.raises(NoService):
+            connection.receive()
+
+
+def _reset(*_: object) -> None:
+    raise ConnectionResetError
+
+
+def test_a_job_whose_launcher_was_killed_goes_on_and_can_be_ended(serve):
+    service = serve()
+    job = service.job("--name", "a", iterations=100_000, seconds=0.005)
+    row = service.when("a", "running")
+    job.kill()
+    job.wait()
+    service.process.terminate()
+    service.process.communicate()
+    (listing,) = listed(service)
+    assert listing["state"] == "unmanaged"
+    assert service.salus("cancel", row["id"]).stdout == f"job {row['id']} was told to end\n"
+    eventually(lambda: not listed(service), "it has ended")
+    (listing,) = listed(service, "--all")
+    assert listing["state"] == "lost"
+    assert service.salus("wait", row["id"]).returncode == 1
 
 
 def test_a_job_whose_launcher_was_killed_is_lost_and_says_so(serve):
@@ -143,12 +187,15 @@ def test_only_the_jobs_own_launcher_says_how_it_ended_and_only_once(tmp_path):
 
 def test_a_process_that_was_given_the_number_of_a_launcher_is_not_taken_for_it(tmp_path):
     registry = Registry(tmp_path / FILE, "/run/a")
-    asked = Register("a", ["true"], "/")
-    job_id = registry.add("secret", 0, asked, time.time() - 30 * 86400, os.getpid(), "host")
-    registry.describe(a_row(job_id))
+    job_id = add(registry)
     registry.release(job_id)
+    assert registry.unmanaged()
+    registry._db.execute("UPDATE jobs SET launcher_began = launcher_began - 1")
     (record,) = registry.ended()
     assert record.row["state"] == "lost"
+    registry.attached(job_id, os.getpid())
+    (record,) = registry.unmanaged()
+    assert (record.launcher, record.worker) == (0, os.getpid()), "its own process is there all the same"
     registry.close()
 
 

@@ -32,7 +32,10 @@ app = typer.Typer(
 
 @app.callback()
 def _bench() -> None:
-    pass
+    """Measure what Salus costs and gains on this machine.
+
+    Example: `salus bench switch --quick`
+    """
 
 
 @app.command()

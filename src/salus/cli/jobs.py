@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from salus.cli.console import make_console
+from salus.cli.jobs_table import jobs_table
 from salus.client.launch import as_shell_status, connect
 from salus.errors import NoService, RequestRejected, SalusError
 from salus.paths import socket_path, state_dir
 from salus.protocol import messages as msg
 from salus.registry import open_registry
-from salus.units import format_bytes, format_duration
 
 POLL_S = 0.1
 OVER = ("done", "failed", "cancelled", "lost")
@@ -54,44 +52,8 @@ def ps(
     elif not rows:
         typer.echo("no jobs yet" if everything else "no jobs; salus ps --all lists those that have ended")
     else:
-        make_console().print(jobs_table(rows))
-
-
-def device_name(row: dict[str, Any]) -> str:
-    return str(row["device"]) if row["gpu"] is None else str(row["gpu"])
-
-
-def why_it_waits(row: dict[str, Any]) -> Text:
-    """With its place in the queue, where it waits for memory."""
-    place = "" if row["position"] is None else f"place {row['position']}: "
-    return Text(place + (row["wait_reason"] or ""))
-
-
-def jobs_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    # Which device, only where that is a question.
-    several = len({row["device"] for row in rows}) > 1
-    for column in ("id", "name", "user", "state", *(("gpu",) if several else ()), "lane"):
-        table.add_column(column, no_wrap=True)
-    for column in ("iterations", "device time", "persistent", "ephemeral"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("why it waits")
-    for row in rows:
-        ended = f" ({row['exit_code']})" if row["finished_at"] is not None and row["exit_code"] else ""
-        table.add_row(
-            row["id"],
-            Text(row["name"]),  # not a string: what looks like markup in a name is none
-            row["user"],
-            row["state"] + ended,
-            *((device_name(row),) if several else ()),
-            "" if row["lane"] is None else str(row["lane"]),
-            f"{row['iterations']:,}",
-            format_duration(row["gpu_time_s"]),
-            format_bytes(row["persistent_bytes"]),
-            format_bytes(row["ephemeral_bytes"]),
-            why_it_waits(row),
-        )
-    return table
+        console = make_console()
+        console.print(jobs_table(rows, console.width))
 
 
 def logs(
@@ -166,16 +128,25 @@ def _end_unmanaged(job_id: str, force: bool) -> bool:
         record = None if registry is None else registry.find(job_id)
     if record is None or not record.goes_on:
         return False
-    pids, number = [record.launcher], signal.SIGTERM
+    with open_registry(state_dir(), socket_path()) as registry:
+        if registry is not None:
+            registry.cancelled(job_id)
+    # The launcher passes it on. It is not killed itself: it tells how the job ended.
+    pids, number = [record.launcher or record.worker], signal.SIGTERM
     if force:
-        # The launcher stays, to tell how it ended.
-        children = Path(f"/proc/{record.launcher}/task/{record.launcher}/children").read_text()
-        pids, number = [int(pid) for pid in children.split()], signal.SIGKILL
+        pids, number = [*_children(record.launcher), *([record.worker] if record.worker else [])], signal.SIGKILL
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
     typer.echo(f"job {job_id} was {'killed' if force else 'told to end'}")
     return True
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _rows(everything: bool) -> list[dict[str, Any]]:

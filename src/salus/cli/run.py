@@ -15,8 +15,8 @@ from salus.cli.options import parsed
 from salus.client import launch
 from salus.core.model import HEAVIEST, LIGHTEST
 from salus.errors import RequestRejected
-from salus.paths import make_private, state_dir
-from salus.protocol.messages import Register
+from salus.paths import make_private, state_dir, take_over
+from salus.protocol.messages import MOST, Register
 from salus.units import parse_bytes, parse_duration
 
 LONGEST_NAME = 200
@@ -24,7 +24,9 @@ LONGEST_NAME = 200
 
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command, unchanged.")]
 Name = Annotated[str | None, typer.Option(help="What to call the job. Default: the script's name.")]
-Priority = Annotated[int, typer.Option(help="Larger is more urgent, under the policy priority.")]
+Priority = Annotated[
+    int, typer.Option(min=-MOST, max=MOST, metavar="N", help="Larger is more urgent, under the policy priority.")
+]
 Weight = Annotated[
     float, typer.Option(help=f"Share of the device under the policy fair, {LIGHTEST:g} to {HEAVIEST:g}.")
 ]
@@ -94,7 +96,7 @@ def submit(
 
     Example: `salus submit --name night -- python train.py`
     """
-    outputs = make_private(state_dir() / "output")
+    outputs = make_private(take_over(state_dir(), "SALUS_STATE_DIR") / "output", "SALUS_STATE_DIR")
     log = outputs / f"{os.getpid()}-{os.urandom(4).hex()}.log"
     asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu, sm_share, str(log))
     # A process of its own session stays with the job, whatever becomes of this terminal.
@@ -138,6 +140,8 @@ def _ask(
     sm_share: int | None,
     log: str | None = None,
 ) -> Register:
+    if not command[0]:
+        raise RequestRejected("the command is empty; write it behind --, like: salus run -- python train.py")
     if not LIGHTEST <= weight <= HEAVIEST:
         raise RequestRejected(
             f"--weight: {weight} is out of range; expected a number from {LIGHTEST:g} to {HEAVIEST:g}"

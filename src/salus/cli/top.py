@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from salus.cli.console import make_console
-from salus.cli.jobs import device_name, why_it_waits
+from salus.cli.jobs_table import device_name, jobs_table
 from salus.cli.options import parsed
 from salus.client.connection import ServiceConnection
 from salus.client.launch import connect
@@ -22,7 +22,7 @@ from salus.errors import RequestRejected
 from salus.protocol import messages as msg
 from salus.units import format_bytes, format_duration, parse_duration
 
-MARKS = {"running": "[green]●[/]", "ready": "[yellow]○[/]"}
+MARKS = {"running": "●", "ready": "○"}
 
 
 def top(
@@ -43,12 +43,12 @@ def top(
         before = Look(connection)
         if once or not sys.stdout.isatty():
             time.sleep(pause_s)
-            console.print(screen(before, Look(connection)))
+            console.print(screen(before, Look(connection), console.width))
             return
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 now = Look(connection)
-                live.update(screen(before, now), refresh=True)
+                live.update(screen(before, now, console.width), refresh=True)
                 before = now
                 time.sleep(pause_s)
 
@@ -66,12 +66,12 @@ class Look:
         return {row["id"]: row["gpu_time_s"] for row in self.jobs}
 
 
-def screen(before: Look, now: Look) -> RenderableType:
+def screen(before: Look, now: Look, width: int) -> RenderableType:
     status = now.status
     head = Text.assemble(
         ("salus", "bold"),
         f"  policy {status['policy']}, quantum {format_duration(status['quantum_s'])}, ",
-        f"{status['jobs']} jobs, {status['queue_length']} wait for memory",
+        f"{status['jobs']} {'job' if status['jobs'] == 1 else 'jobs'}, {status['queue_length']} waiting for memory",
     )
     memory = Table.grid(padding=(0, 1))
     several = len(status["devices"]) > 1
@@ -82,7 +82,7 @@ def screen(before: Look, now: Look) -> RenderableType:
             Bar(one["capacity_bytes"], 0, used, width=30, color="cyan"),
             f"{format_bytes(used)} of {format_bytes(one['capacity_bytes'])}",
         )
-    return Group(head, memory, Text(), _lanes(now), Text(), _jobs(before, now))
+    return Group(head, memory, Text(), _lanes(now), Text(), _jobs(before, now, width))
 
 
 def _lanes(now: Look) -> Table:
@@ -99,35 +99,15 @@ def _lanes(now: Look) -> Table:
     return table
 
 
-def _jobs(before: Look, now: Look) -> Table:
+def _jobs(before: Look, now: Look, width: int) -> Table:
     """Shares are of the time on the job's device since the look before."""
     earlier = before.used_s()
     gained = {row["id"]: max(0.0, row["gpu_time_s"] - earlier.get(row["id"], row["gpu_time_s"])) for row in now.jobs}
     total: dict[str, float] = {}
     for row in now.jobs:
         total[row["device"]] = total.get(row["device"], 0.0) + gained[row["id"]]
-    several = len(now.status["devices"]) > 1
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "id", "name", "user", "state", *(("gpu",) if several else ()), "lane"):
-        table.add_column(column, no_wrap=True)
-    for column in ("share", "iterations", "device time", "persistent", "ephemeral"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("why it waits")
+    also = {}
     for row in now.jobs:
         share = gained[row["id"]] / total[row["device"]] if total[row["device"]] else 0.0
-        table.add_row(
-            MARKS.get(row["state"], " "),
-            row["id"],
-            Text(row["name"]),
-            row["user"],
-            row["state"],
-            *((device_name(row),) if several else ()),
-            "" if row["lane"] is None else str(row["lane"]),
-            f"{share:.0%}",
-            f"{row['iterations']:,}",
-            format_duration(row["gpu_time_s"]),
-            format_bytes(row["persistent_bytes"]),
-            format_bytes(row["ephemeral_bytes"]),
-            why_it_waits(row),
-        )
-    return table
+        also[row["id"]] = {"": MARKS.get(row["state"], " "), "share": f"{share:.0%}"}
+    return jobs_table(now.jobs, width, also)

@@ -11,12 +11,14 @@ from typing import Any
 
 from salus import __version__
 from salus.errors import NoService, ServiceUnavailable
+from salus.paths import check_socket
 from salus.protocol import messages as msg
 from salus.protocol.errors import to_error
 
 
 class ServiceConnection:
     def __init__(self, path: Path, timeout_s: float | None = 10.0) -> None:
+        check_socket(path)
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.settimeout(timeout_s)
         try:
@@ -44,6 +46,8 @@ class ServiceConnection:
             packet, ancillary, _, _ = self._sock.recvmsg(
                 msg.MAX_PACKET_BYTES, socket.CMSG_SPACE(4 * msg.MAX_DESCRIPTORS)
             )
+        except ConnectionError:
+            raise NoService("the service is gone") from None
         except OSError as error:
             raise ServiceUnavailable(f"the service does not answer ({error.strerror or 'timed out'})") from None
         descriptors = array.array("i")

@@ -17,7 +17,7 @@ from salus.client.again import connect_again
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
 from salus.errors import CommandNotStarted, NoService, SalusError, ServiceUnavailable
-from salus.paths import socket_path, state_dir
+from salus.paths import lock_path, socket_path, state_dir, take_over
 from salus.protocol import messages as msg
 from salus.registry import open_registry
 
@@ -48,34 +48,51 @@ def connect(*, start: bool, timeout_s: float | None = 10.0) -> ServiceConnection
     except ServiceUnavailable:
         if not start:
             raise
-    log = _start_service(path)
+    log, service = _start_service(path)
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
+        ended = service.poll() is not None
         try:
             return ServiceConnection(path, timeout_s)
         except ServiceUnavailable:
+            if ended and not _another_starts(path):
+                raise ServiceUnavailable(f"a service was started and has ended: {_last_line(log)}") from None
             time.sleep(0.02)
     raise ServiceUnavailable(f"a service was started and does not answer; see {log}")
 
 
-def _start_service(path: Path) -> Path:
+def _another_starts(path: Path) -> bool:
+    """Ours has found one that was there before it, and is about to answer."""
+    try:
+        os.kill(int(lock_path(path).read_text()), 0)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return lines[-1].removeprefix("salus: ") if lines else f"see {log}"
+
+
+def _start_service(path: Path) -> tuple[Path, subprocess.Popen[bytes]]:
     log = state_dir() / "service.log"
     try:
-        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        take_over(log.parent, "SALUS_STATE_DIR")
         with log.open("ab") as output:
             command = [sys.executable, "-m", "salus", "serve", "--linger"]
             environment = {**os.environ, "SALUS_SOCKET": str(path)}
             if environment.get("CUDA_VISIBLE_DEVICES") not in HIDES_ALL:
                 # What one job may see is not what the service may share.
                 environment.pop("CUDA_VISIBLE_DEVICES", None)
-            subprocess.Popen(
+            service = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=environment
             )
     except OSError as error:
         raise ServiceUnavailable(
             f"{log}: cannot be written ({error.strerror}); set SALUS_STATE_DIR to a folder of yours"
         ) from None
-    return log
+    return log, service
 
 
 def visible_gpus(environment: Mapping[str, str]) -> str | None:

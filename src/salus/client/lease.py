@@ -746,7 +746,7 @@ class Lease:
         self._holding = not self._must_detach
         """For good: `begin` takes its short way from now on."""
         self._words = memoryview(bytearray(4096)).cast("Q")
-        say(f"{why}; job {self._job_id} goes on unmanaged")
+        say(f"{why}; this process of job {self._job_id} goes on unmanaged")
         if self._attached:
             os.eventfd_write(self._grant_event, 1)
 

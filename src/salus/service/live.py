@@ -135,7 +135,7 @@ class Live:
     def attach(self, connection: Connection, asked: msg.Attach) -> LiveJob:
         job = self.job_of(connection, asked.job_id, asked.token)
         if (job.returning or job.may_return) and job.had_worker and is_alive(job.waited_for):
-            raise RequestRejected(f"job {job.job_id} uses the device from another process; this one runs unmanaged")
+            raise RequestRejected(f"job {job.job_id} uses the device from another process")
         job.may_return = False
         if job.returning:
             # It was registered before the restart, and begins to use the device now.
@@ -148,9 +148,7 @@ class Live:
     def open(self, connection: Connection, job: LiveJob, arena: bool) -> None:
         """The page, the event and the channel of a process that uses the device."""
         if job.worker is not None or self._still_uses_memory(job):
-            raise RequestRejected(
-                f"job {job.job_id} uses the device from another process already; this one runs unmanaged"
-            )
+            raise RequestRejected(f"job {job.job_id} uses the device from another process already")
         self._stop_watching(job)
         job.close()
         job.used = None
@@ -164,9 +162,7 @@ class Live:
                 job.link = self._link(job, job.page)
         except OSError as error:
             job.close()
-            raise RequestRejected(
-                f"job {job.job_id} cannot be attached ({error.strerror}); this process runs unmanaged"
-            ) from None
+            raise RequestRejected(f"job {job.job_id} cannot be attached ({error.strerror})") from None
         job.worker = connection
         job.last_pid = connection.pid
         job.reported_iterations = job.reported_ns = 0

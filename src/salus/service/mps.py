@@ -55,7 +55,7 @@ class Mps:
         if len(str(self.pipe / "control_privileged")) > LONGEST_SOCKET:
             raise MpsUnavailable(f"{self.pipe} is too long for a socket; set SALUS_RUNTIME_DIR to a shorter folder")
         for folder in (self.pipe.parent, self.pipe, self._logs):
-            make_private(folder)
+            make_private(folder, "SALUS_RUNTIME_DIR")
         if not self.is_alive():
             self._start_new()
         # What was in the log before is no news.

@@ -67,7 +67,7 @@ class Recovery:
         job = live.job_of(connection, asked.job_id, asked.token)
         if not (job.returning or job.may_return):
             # It was cut off by this very service. Others may use what it has mapped.
-            raise RequestRejected(f"job {job.job_id} lost its connection; this process runs unmanaged")
+            raise RequestRejected(f"job {job.job_id} lost its connection")
         # In this order: what cannot be opened changes nothing.
         live.open(connection, job, asked.arena)
         job.returning = job.may_return = False

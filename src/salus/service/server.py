@@ -23,7 +23,7 @@ from typing import Any, TextIO
 from salus import __version__
 from salus.core.placement import choose
 from salus.errors import RequestRejected, SalusError, ServiceUnavailable
-from salus.paths import make_private
+from salus.paths import lock_path, make_private, prepare_for_socket, take_over
 from salus.plugins import load_policy
 from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob, to_message, version_mismatch
@@ -87,10 +87,10 @@ class Server:
         self._launchers: dict[Connection, LiveJob] = {}
         self._workers: dict[Connection, LiveJob] = {}
         _allow_many_descriptors()
-        make_private(options.socket.parent)
-        make_private(options.state)
+        self._folder_is_ours = prepare_for_socket(options.socket)
+        take_over(options.state, "SALUS_STATE_DIR")
         self._lock = _lock(options.socket)
-        journal_folder = make_private(options.state / "journal")
+        journal_folder = make_private(options.state / "journal", "SALUS_STATE_DIR")
         self._history = History(options.state / "history.sqlite")
         self._registry = Registry(options.state / FILE, str(options.socket))
         self._registry.trim()
@@ -157,7 +157,8 @@ class Server:
             self._options.socket.chmod(0o600)
         else:
             # Who may speak is decided by who it is, not by who can reach the socket.
-            self._options.socket.parent.chmod(0o755)
+            if self._folder_is_ours:
+                self._options.socket.parent.chmod(0o755)
             self._options.socket.chmod(0o666)
         listener.listen(BACKLOG)
         listener.setblocking(False)
@@ -369,7 +370,7 @@ class Server:
             rows += [live.describe(job) for job in live.jobs.values() if self._may_see(connection, job.uid)]
         past = [*self._registry.unmanaged(), *(self._registry.ended() if message.everything else ())]
         rows += [record.row for record in past if self._may_see(connection, record.uid)]
-        rows.sort(key=lambda row: (row["finished_at"] is None, int(row["id"])))
+        rows.sort(key=lambda row: int(row["id"]))
         while True:
             count = msg.fitting(rows)
             connection.send(msg.Jobs(rows[:count], more=count < len(rows)))
@@ -392,7 +393,7 @@ class Server:
         if isinstance(job, Record) and job.goes_on:
             raise RequestRejected(
                 f"job {message.job_id} goes on without a service, since the one that it was started with has ended; "
-                f"kill {job.launcher} ends it"
+                f"kill {job.launcher or job.worker} ends it"
             )
         if isinstance(job, Record) or job.finished_at is not None:
             raise RequestRejected(f"job {message.job_id} has ended already")
@@ -512,7 +513,7 @@ def _allow_many_descriptors() -> None:
 
 def _lock(path: Path) -> TextIO:
     """One service a socket: whoever holds the lock file is it. A dead one's lock is gone with it."""
-    file = path.with_suffix(".lock").open("a+")
+    file = lock_path(path).open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

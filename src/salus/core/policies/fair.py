@@ -50,6 +50,8 @@ class Fair(Policy):
         self._by_memory = self.settings["by"] == "memory"
         self.patience_s = float(self.settings["patience"])
         self._marks: dict[JobId, float] = {}
+        self._came_at: dict[JobId, float] = {}
+        """The floor when each arrived."""
         self._ran_s: dict[JobId, float] = {}
         """By memory: how much of each job's time is in its mark."""
         self._competing: defaultdict[int, set[JobId]] = defaultdict(set)
@@ -60,6 +62,10 @@ class Fair(Policy):
         return Rotation.ACROSS_LANES
 
     def memory_order(self, job: Job) -> Key:
+        # Those that have not run yet get memory as they came, whichever of them is ready first.
+        return self._marks[job.job_id] if job.ran_s else self._came_at[job.job_id]
+
+    def lease_order(self, job: Job) -> Key:
         return self._marks[job.job_id]
 
     def may_displace(self, waiting: Job, resident: Job, moment: Moment) -> bool:
@@ -75,7 +81,7 @@ class Fair(Policy):
         return [job for job in firsts if self._marks[job.job_id] <= floor + self._allowance(job, moment)]
 
     def on_arrived(self, job: Job) -> None:
-        self._marks[job.job_id] = self._floor(job)
+        self._marks[job.job_id] = self._came_at[job.job_id] = self._floor(job)
         self._ran_s[job.job_id] = job.ran_s
 
     def on_ready(self, job: Job) -> None:
@@ -95,7 +101,7 @@ class Fair(Policy):
         self._marks[job.job_id] += (job.ran_s - before if self._by_memory else gpu_time_s) * self._rate(job)
 
     def on_left(self, job: Job) -> None:
-        del self._marks[job.job_id], self._ran_s[job.job_id]
+        del self._marks[job.job_id], self._came_at[job.job_id], self._ran_s[job.job_id]
 
     def _level(self, job: Job) -> int:
         """Jobs share with those of their own level; here all are of one."""

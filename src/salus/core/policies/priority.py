@@ -21,6 +21,9 @@ class Priority(Fair):
     def memory_order(self, job: Job) -> Key:
         return (-self._level(job), super().memory_order(job))
 
+    def lease_order(self, job: Job) -> Key:
+        return (-self._level(job), super().lease_order(job))
+
     def may_displace(self, waiting: Job, resident: Job, moment: Moment) -> bool:
         if waiting.spec.priority != resident.spec.priority:
             return waiting.spec.priority > resident.spec.priority
