@@ -166,6 +166,14 @@ def test_what_looks_like_markup_in_a_name_is_shown_as_it_is(serve):
         assert "[/x] [red]:ok:" in shown.stdout, shown.stderr
 
 
+def test_what_a_client_of_somebodys_own_making_registers_does_no_harm_to_a_terminal(serve):
+    service = serve()
+    with service.connect() as connection:
+        connection.request(msg.Register("a\x1b[2Jb\nc", ["true", "\x1b]0;x\x07"], "/"))
+        (row,) = connection.jobs()
+    assert row["name"] == "a [2Jb c" and row["command"].isprintable()
+
+
 def test_submit_logs_wait_and_cancel(serve):
     service = serve()
     job = [sys.executable, "-u", "-c", "print('hello'); import sys; sys.exit(3)"]

@@ -29,7 +29,7 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
     why = scheduler.explain(job.job_id) if core is not None else None
     row: dict[str, Any] = {
         "id": job.job_id,
-        "name": job.asked.name[:MOST_LETTERS],
+        "name": _shown(job.asked.name),
         "user": _user_name(job.uid),
         "state": _state(job, core),
         "wait_reason": _reason(job, core, why),
@@ -47,7 +47,7 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
         "started_at": job.started_at,
         "finished_at": job.finished_at,
         "exit_code": job.exit_code,
-        "command": " ".join(job.asked.command)[:MOST_LETTERS],
+        "command": _shown(" ".join(job.asked.command)),
         "log": job.asked.log,
         "utilization": seen.busy if job.activity is not None and (seen := job.activity.mean()) is not None else None,
         "sm_share": job.sm_share,
@@ -115,6 +115,11 @@ def _reason(job: LiveJob, core: Job | None, why: Waiting | None) -> str | None:
     if core is not None and core.stuck:
         return f"has passed no boundary for long; salus cancel {job.job_id} ends it"
     return why.text if why is not None else job.fault
+
+
+def _shown(text: str) -> str:
+    """In any terminal, also another user's: what a client of somebody's own making registered may hold anything."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:MOST_LETTERS])
 
 
 def _user_name(uid: int) -> str:
