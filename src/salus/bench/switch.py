@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,10 @@ def hand_over(count: int, seconds: float = 0.002) -> dict[str, Any]:
     """Both jobs stand at the door all the time, so that every end of an iteration is a hand-over."""
     options = ("--ephemeral", "3GiB")
     with OwnService("--policy", "rr", "--quantum", "0", "--capacity", "4GiB") as service:
-        jobs = [service.run(_job("turns", count, seconds), "--name", name, *options) for name in "ab"]
+        go = service.socket.parent / "go"
+        jobs = [service.run([*_job("turns", count, seconds), str(go)], "--name", name, *options) for name in "ab"]
+        _wait_until_all_have_begun(service, jobs)
+        go.touch()
         spans = [json.loads(finished(job)) for job in jobs]
     turns = sorted(
         (began, ended, job)
@@ -211,6 +214,15 @@ def take_turn(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
     # It is done when it stands before the next one, or has ended: the next line it says is left to be read then.
     select.select([process.stdout], [], [], TIMEOUT_S)
+
+
+def _wait_until_all_have_begun(service: OwnService, jobs: Sequence[subprocess.Popen[str]]) -> None:
+    with service.connect() as connection:
+        while sum(row["iterations"] > 0 for row in connection.jobs()) < len(jobs):
+            for job in jobs:
+                if job.poll() is not None:
+                    finished(job)
+            time.sleep(0.01)
 
 
 def finished(job: subprocess.Popen[str]) -> str:

@@ -1,9 +1,9 @@
-"""The jobs of `salus bench switch`, run as a job's process: python -m salus.bench.switch_job KIND COUNT SECONDS
+"""The jobs of `salus bench switch`, run as a job's process: python -m salus.bench.switch_job KIND COUNT SECONDS [GO]
 
 - `alone`: begins and ends iterations that do nothing, and says what a boundary costs; then does so again where the
   kernel ends it at the first system call.
 - `turns`: iterations of some length; says when each began and ended, on the clock that all processes share. It stops
-  early when told to by SIGTERM.
+  early when told to by SIGTERM. With GO it begins when that file is there.
 """
 
 from __future__ import annotations
@@ -57,17 +57,20 @@ def turns(lease: Lease, count: int, seconds: float) -> None:
     print(json.dumps([began[:done], ended[:done]]))
 
 
-def main(kind: str, count: int, seconds: float) -> None:
+def main(kind: str, count: int, seconds: float, go: str | None = None) -> None:
     lease = of_this_process()
     if lease is None:
         sys.exit("salus: this is a job of salus bench switch; run that")
-    if kind == "alone":
+    if kind == "alone" or go is not None:
         lease.begin()
         lease.end()
+    while go is not None and not os.path.exists(go):
+        time.sleep(0.001)
+    if kind == "alone":
         alone(lease, count)
     else:
         turns(lease, count, seconds)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:])
