@@ -12,8 +12,8 @@ from pathlib import Path
 from salus.errors import RequestRejected
 
 LONGEST_SOCKET_BYTES = 107
-OURS = ("service", "mps")
-"""How everything begins that is in the folder of a socket. A service for several users opens that folder."""
+OURS = ("service", "mps", "journal", "output", "history.sqlite", "jobs.sqlite")
+"""How everything begins that is in our folders. A service for several users opens the one of its socket."""
 
 
 def runtime_dir() -> Path:

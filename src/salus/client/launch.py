@@ -16,7 +16,7 @@ from pathlib import Path
 from salus.client.again import connect_again
 from salus.client.connection import ServiceConnection
 from salus.client.say import say
-from salus.errors import CommandNotStarted, NoService, SalusError, ServiceUnavailable
+from salus.errors import CommandNotStarted, NoService, RequestRejected, SalusError, ServiceUnavailable
 from salus.paths import lock_path, socket_path, state_dir, take_over
 from salus.protocol import messages as msg
 from salus.registry import open_registry
@@ -88,6 +88,8 @@ def _start_service(path: Path) -> tuple[Path, subprocess.Popen[bytes]]:
             service = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=environment
             )
+    except RequestRejected as error:
+        raise ServiceUnavailable(str(error)) from None
     except OSError as error:
         raise ServiceUnavailable(
             f"{log}: cannot be written ({error.strerror}); set SALUS_STATE_DIR to a folder of yours"
