@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from salus.client.connection import ServiceConnection
 from salus.errors import RequestRejected
-from salus.paths import check_socket, lock_path, make_private, prepare_for_socket, take_over
+from salus.paths import check_socket, lock_path, make_private, prepare_for_socket, socket_path, take_over
 
 
 def salus(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -54,6 +55,7 @@ def test_a_folder_that_others_use_is_neither_closed_nor_used(tmp_path):
 def test_the_folder_of_a_socket_that_was_named_stays_as_it_is(tmp_path, monkeypatch):
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o755)
+    (shared / "theirs").touch()
     monkeypatch.setenv("SALUS_SOCKET", str(shared / "service.sock"))
     assert not prepare_for_socket(shared / "service.sock")
     assert shared.stat().st_mode & 0o777 == 0o755
@@ -95,3 +97,53 @@ def test_why_a_service_that_was_started_for_a_job_could_not_is_said(tmp_path):
     done = salus("run", "--", "true", SALUS_RUNTIME_DIR=str(tmp_path / "run"), SALUS_STATE_DIR=str(state))
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "has ended" in done.stderr and "jobs.sqlite" in done.stderr and "move the file away" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["theirs.lock", "link.lock"])
+def test_a_file_where_the_lock_should_be_is_left_alone(tmp_path, name):
+    precious = tmp_path / "theirs.lock"
+    precious.write_text("precious")
+    (tmp_path / "link.lock").symlink_to(precious)
+    socket_of_it = str(tmp_path / name.removesuffix(".lock"))
+    done = salus("serve", SALUS_SOCKET=socket_of_it, SALUS_STATE_DIR=str(tmp_path / "state"))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and name in done.stderr
+    assert precious.read_text() == "precious"
+
+
+def test_another_programs_socket_is_left_alone(tmp_path):
+    path = tmp_path / "theirs"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as theirs:
+        theirs.bind(str(path))
+        theirs.listen()
+        before = path.stat().st_ino
+        done = salus("run", "--", "true", SALUS_SOCKET=str(path), SALUS_STATE_DIR=str(tmp_path / "state"))
+        assert done.returncode == 2 and "is another program's socket" in done.stderr
+        assert path.stat().st_ino == before
+
+
+def test_a_private_folder_with_other_things_in_it_is_not_opened_for_others(tmp_path):
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    (own / "diary").touch()
+    done = salus("serve", "--users", "all", SALUS_RUNTIME_DIR=str(own), SALUS_STATE_DIR=str(tmp_path / "state"))
+    assert done.returncode == 2 and "others cannot reach" in done.stderr
+    assert own.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_where_the_state_should_be_is_one_clear_line(tmp_path):
+    (tmp_path / "state").touch()
+    for command in (["serve"], ["submit", "--", "true"]):
+        done = salus(*command, SALUS_RUNTIME_DIR=str(tmp_path / "run"), SALUS_STATE_DIR=str(tmp_path / "state"))
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_socket_that_comes_and_goes_is_no_fault(tmp_path, monkeypatch):
+    """A service that is started again takes the old one away and makes a new one, while jobs look for it."""
+    monkeypatch.setattr(os.path, "exists", lambda _: True)
+    check_socket(tmp_path / "gone")
+
+
+def test_the_same_name_in_another_folder_is_another_socket(tmp_path, monkeypatch):
+    monkeypatch.setenv("SALUS_SOCKET", "s.sock")
+    monkeypatch.chdir(tmp_path)
+    assert socket_path() == tmp_path / "s.sock"

@@ -20,7 +20,7 @@ def runtime_dir() -> Path:
     """For the socket: $SALUS_RUNTIME_DIR, else under $XDG_RUNTIME_DIR, else a folder of the user's own in /tmp."""
     given = os.environ.get("SALUS_RUNTIME_DIR")
     if given:
-        return Path(given)
+        return Path(given).absolute()
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "salus" if base and Path(base).is_dir() else Path(f"/tmp/salus-{os.getuid()}")
 
@@ -36,7 +36,7 @@ def state_dir() -> Path:
 
 def socket_path() -> Path:
     given = os.environ.get("SALUS_SOCKET")
-    return Path(given) if given else runtime_dir() / "service.sock"
+    return Path(given).absolute() if given else runtime_dir() / "service.sock"
 
 
 def lock_path(socket: Path) -> Path:
@@ -48,7 +48,11 @@ def check_socket(path: Path) -> None:
     """Before anything is put there, or asked."""
     if len(os.fsencode(path)) > LONGEST_SOCKET_BYTES:
         raise RequestRejected(f"{path}: is too long for a socket; set SALUS_SOCKET to a shorter path")
-    if os.path.exists(path) and not path.is_socket():
+    try:
+        is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return  # whoever goes on says what is wrong with it
+    if not is_socket:
         raise RequestRejected(f"{path}: is there and is no socket; set SALUS_SOCKET to another path")
 
 
@@ -57,7 +61,7 @@ def take_over(folder: Path, setting: str) -> Path:
 
     If it is there, open to others, and they can have a use for it, it is left as it is and not used.
     """
-    if _is_open(folder) and not all(entry.name.startswith(OURS) for entry in folder.iterdir()):
+    if _is_open(folder) and not _holds_only_ours(folder):
         raise RequestRejected(
             f"{folder}: is open to other users; close it (chmod 700 {folder}), or set {setting} to a folder of yours"
         )
@@ -72,6 +76,13 @@ def _is_open(folder: Path) -> bool:
     return found.st_uid == os.getuid() and bool(stat.S_IMODE(found.st_mode) & 0o077)
 
 
+def _holds_only_ours(folder: Path) -> bool:
+    try:
+        return all(entry.name.startswith(OURS) for entry in folder.iterdir())
+    except OSError:
+        return False
+
+
 def make_private(folder: Path, setting: str) -> Path:
     """Makes the folder, mode 0700, and sees to it that it is ours: in /tmp somebody else may have been first.
 
@@ -81,7 +92,7 @@ def make_private(folder: Path, setting: str) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
-        if found.st_uid != os.getuid():
+        if {found.st_uid, folder.lstat().st_uid} != {os.getuid()}:
             raise RequestRejected(f"{folder}: belongs to another user; {advice}")
         if stat.S_IMODE(found.st_mode) & 0o077:
             folder.chmod(0o700)
@@ -93,14 +104,12 @@ def make_private(folder: Path, setting: str) -> Path:
 
 
 def prepare_for_socket(path: Path) -> bool:
-    """The folder that the socket goes to. Whether that is one of ours, which nobody else has a use for."""
+    """The folder that the socket goes to. Whether nobody has anything else in it."""
     check_socket(path)
     if path.parent == runtime_dir():
         take_over(path.parent, "SALUS_RUNTIME_DIR")
-        return True
-    if not path.parent.exists():
+    elif not path.parent.exists():
         make_private(path.parent, "SALUS_SOCKET")
-        return True
-    if not os.access(path.parent, os.W_OK | os.X_OK):
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
         raise RequestRejected(f"{path.parent}: cannot be written; set SALUS_SOCKET to a path in a folder of yours")
-    return False
+    return path.parent.stat().st_uid == os.getuid() and _holds_only_ours(path.parent)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -23,19 +24,10 @@ from salus.protocol.messages import Register
 log = logging.getLogger(__name__)
 
 FILE = "jobs.sqlite"
+OPEN_S = 5.0
+FORGET_S = 90 * 86400.0
 KEPT = 1000
 """Jobs that have ended."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS jobs (
-    job_id INTEGER PRIMARY KEY AUTOINCREMENT,
-    token TEXT NOT NULL,
-    uid INTEGER NOT NULL,
-    asked TEXT NOT NULL,
-    submitted_at REAL NOT NULL,
-    launcher INTEGER NOT NULL,
-    worker INTEGER NOT NULL DEFAULT 0
-);
-"""
 _ADDED = {
     "device": "TEXT NOT NULL DEFAULT ''",
     "socket": "TEXT NOT NULL DEFAULT ''",
@@ -47,6 +39,18 @@ _ADDED = {
     "worker_began": "INTEGER NOT NULL DEFAULT 0",
 }
 """Columns that a file of an older version lacks."""
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS jobs (
+    job_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    token TEXT NOT NULL,
+    uid INTEGER NOT NULL,
+    asked TEXT NOT NULL,
+    submitted_at REAL NOT NULL,
+    launcher INTEGER NOT NULL,
+    worker INTEGER NOT NULL DEFAULT 0,
+    {", ".join(f"{column} {kind}" for column, kind in _ADDED.items())}
+)
+"""
 _TRIM = """
 DELETE FROM jobs WHERE finished_at IS NOT NULL AND job_id NOT IN
     (SELECT job_id FROM jobs WHERE finished_at IS NOT NULL ORDER BY job_id DESC LIMIT ?)
@@ -85,18 +89,34 @@ class Record:
 
 
 class Registry:
-    def __init__(self, path: Path, socket: str = "") -> None:
-        self._socket = socket
+    def __init__(self, path: Path, socket: str = "", *, busy_s: float = 5.0) -> None:
+        # A state directory may be one for several machines.
+        self._socket = f"{os.uname().nodename}:{socket}"
         with _usable(path):
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            # What the kernel has survives a killed service. After a crash of the machine there are no jobs.
-            self._db.execute("PRAGMA synchronous=OFF")
-            self._db.executescript(_SCHEMA)
-            there = {row[1] for row in self._db.execute("PRAGMA table_info(jobs)")}
-            for column, kind in _ADDED.items():
-                if column not in there:
-                    self._db.execute(f"ALTER TABLE jobs ADD COLUMN {column} {kind}")
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=OPEN_S)
+            self._prepare()
+            self._db.execute(f"PRAGMA busy_timeout={int(busy_s * 1000)}")
+
+    def _prepare(self) -> None:
+        """Another process may be about the same."""
+        until = time.monotonic() + OPEN_S
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                # What the kernel has survives a killed service. After a crash of the machine there are no jobs.
+                self._db.execute("PRAGMA synchronous=OFF")
+                self._db.execute("BEGIN IMMEDIATE")
+                break
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
+        self._db.execute(_SCHEMA)
+        there = {row[1] for row in self._db.execute("PRAGMA table_info(jobs)")}
+        for column, kind in _ADDED.items():
+            if column not in there:
+                self._db.execute(f"ALTER TABLE jobs ADD COLUMN {column} {kind}")
+        self._db.execute("COMMIT")
 
     # By the service.
 
@@ -138,7 +158,7 @@ class Registry:
         """Those of the service before us, which was killed."""
         rows = self._db.execute(
             "SELECT job_id, token, uid, asked, submitted_at, launcher, worker, device FROM jobs "
-            "WHERE finished_at IS NULL AND NOT released AND socket IN (?, '') ORDER BY job_id",
+            "WHERE finished_at IS NULL AND NOT released AND socket = ? ORDER BY job_id",
             (self._socket,),
         )
         return [
@@ -172,17 +192,16 @@ class Registry:
 
     def _records(self, which: str, *values: object) -> list[Record]:
         rows = self._db.execute(
-            "SELECT uid, row, finished_at, launcher, launcher_began, worker, worker_began FROM jobs "
-            f"WHERE (finished_at IS NOT NULL OR socket IN (?, '')) AND ({which}) ORDER BY job_id",
+            "SELECT job_id, uid, asked, submitted_at, row, finished_at, launcher, launcher_began, worker, worker_began "
+            f"FROM jobs WHERE (finished_at IS NOT NULL OR socket = ?) AND ({which}) ORDER BY job_id",
             (self._socket, *values),
         )
         found = []
-        for uid, text, finished_at, *processes in rows.fetchall():
-            row = json.loads(text)
-            if not row:
-                continue
-            launcher, worker = _if_alive(*processes[:2]), _if_alive(*processes[2:])
+        for job_id, uid, asked, submitted_at, text, finished_at, *processes in rows.fetchall():
+            row = {**_at_least(str(job_id), json.loads(asked), submitted_at), **json.loads(text)}
+            launcher = worker = 0
             if finished_at is None:
+                launcher, worker = _if_alive(*processes[:2]), _if_alive(*processes[2:])
                 alive = launcher or worker
                 row |= {
                     "state": "unmanaged" if alive else "lost",
@@ -207,9 +226,19 @@ class Registry:
             cancelled = row.get("state") == "cancelled"
             state = "cancelled" if cancelled else "done" if exit_code == 0 else "failed"
             ended = {"state": state, "exit_code": exit_code, "finished_at": time.time(), "lane": None}
-            self.describe({"id": job_id, **row, **ended})
+            self.describe({"id": job_id, **row, **ended, "wait_reason": None, "position": None})
 
     def trim(self) -> None:
+        """Only the last ones are kept; of those that are lost, too."""
+        for record in self._records("finished_at IS NULL AND released"):
+            if not record.goes_on:
+                self._write(
+                    "UPDATE jobs SET row = ?, finished_at = submitted_at WHERE job_id = ?",
+                    json.dumps(record.row),
+                    int(record.row["id"]),
+                )
+        # Those of a service that never came back.
+        self._write("DELETE FROM jobs WHERE finished_at IS NULL AND submitted_at < ?", time.time() - FORGET_S)
         self._write(_TRIM, KEPT)
 
     def close(self) -> None:
@@ -239,6 +268,25 @@ def _usable(path: Path) -> Iterator[None]:
         raise RequestRejected(
             f"{path}: the list of jobs cannot be used ({error}); move the file away or make room"
         ) from None
+
+
+def _at_least(job_id: str, asked: dict[str, Any], submitted_at: float) -> dict[str, Any]:
+    """What every row has; of one that was not described, or by another version, some of it is missing."""
+    return {
+        "id": job_id,
+        "name": asked["name"],
+        "user": "",
+        "state": "lost",
+        "priority": asked["priority"],
+        "weight": asked["weight"],
+        "command": " ".join(asked["command"]),
+        "log": asked["log"],
+        "submitted_at": submitted_at,
+        "device": "",
+        **dict.fromkeys(("iterations", "persistent_bytes", "ephemeral_bytes", "internal_bytes"), 0),
+        **dict.fromkeys(("gpu_time_s", "ran_s"), 0.0),
+        **dict.fromkeys(("wait_reason", "position", "gpu", "lane", "started_at", "finished_at", "exit_code", "pid")),
+    }
 
 
 def _began(pid: int) -> int:

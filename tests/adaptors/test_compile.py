@@ -194,3 +194,17 @@ def test_a_compiled_module_s_class_is_as_it_was_afterwards_and_is_seen_when_watc
     assert type(model).__call__.__wrapped__ is seen.__wrapped__
     adaptor.uninstall()
     assert type(model).__call__ is seen.__wrapped__
+
+
+def test_to_export_a_compiled_module_is_no_iteration():
+    process = Watched(quick=True)
+    adaptor.install(process.iterations)
+    try:
+        model = torch.compile(Model(), backend=Backend())
+        optimizer = sgd(model)
+        train(model, optimizer, habits.AFTER + 1)
+        assert is_usual()
+        torch.export.export(model, (batches(1)[0],))
+        process.expect(habits.AFTER + 1)
+    finally:
+        adaptor.uninstall()

@@ -84,6 +84,49 @@ def test_ctrl_c_reaches_the_job_once(serve):
     assert b"interrupted 1" in seen, seen
 
 
+def test_a_terminal_that_goes_away_ends_the_job(serve):
+    service = serve()
+    ours, theirs = pty.openpty()
+    job = subprocess.Popen(
+        [sys.executable, "-m", "salus", "run", "--", "sleep", "60"],
+        env=service.environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    service.when("sleep", "starting")
+    time.sleep(0.3)
+    os.close(ours)
+    assert job.wait(timeout=20) == 128 + signal.SIGHUP
+
+
+def test_signals_that_the_caller_blocks_or_ignores_stay_so_for_the_job_and_its_end_is_seen(serve):
+    service = serve()
+    code = (
+        "import signal; print(signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN, "
+        "signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, []), "
+        "signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])); raise SystemExit(3)"
+    )
+
+    def as_the_caller_likes() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+
+    done = subprocess.run(
+        [sys.executable, "-m", "salus", "run", "--", sys.executable, "-c", code],
+        env=service.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        preexec_fn=as_the_caller_likes,
+    )
+    assert (done.returncode, done.stdout) == (3, "True True False\n")
+
+
 def test_run_starts_a_service_by_itself_and_that_one_ends_after_its_last_job(serve):
     service = serve(start=False)
     done = service.salus("run", "--", "echo", "hi")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -106,6 +108,21 @@ def _reset(*_: object) -> None:
     raise ConnectionResetError
 
 
+def test_a_job_that_has_given_up_on_a_killed_service_is_not_taken_for_ended_by_the_next(serve):
+    service = serve()
+    service.environment["SALUS_RECONNECT_S"] = "0.2"
+    job_id = service.salus("submit", "--", "sh", "-c", "sleep 7; exit 6").stdout.strip()
+    service.kill()
+    time.sleep(1.0)
+    service.start()
+    wait = service.salus_in_background("wait", job_id)
+    # As long as the service gives those from before to come back, and longer.
+    eventually(lambda: [row["state"] for row in listed(service)] == ["unmanaged"], "it is left to itself")
+    assert wait.wait(timeout=20) == 6
+    (row,) = listed(service, "--all")
+    assert (row["state"], row["exit_code"]) == ("failed", 6)
+
+
 def test_a_job_whose_launcher_was_killed_goes_on_and_can_be_ended(serve):
     service = serve()
     job = service.job("--name", "a", iterations=100_000, seconds=0.005)
@@ -196,6 +213,42 @@ def test_a_process_that_was_given_the_number_of_a_launcher_is_not_taken_for_it(t
     registry.attached(job_id, os.getpid())
     (record,) = registry.unmanaged()
     assert (record.launcher, record.worker) == (0, os.getpid()), "its own process is there all the same"
+    registry.close()
+
+
+def test_what_is_lost_counts_as_ended_and_what_was_not_described_is_shown_all_the_same(tmp_path):
+    registry = Registry(tmp_path / FILE, "/run/a")
+    job_id = registry.add("secret", 0, Register("a", ["true"], "/", log="/log"), 5.0, 2**22 + 1, "host")
+    registry.release(job_id)
+    registry.trim()
+    (record,) = registry.ended()
+    assert (record.row["state"], record.row["name"], record.row["log"]) == ("lost", "a", "/log")
+    assert registry._db.execute("SELECT finished_at FROM jobs").fetchone() == (5.0,), "so that it goes some day"
+    registry.close()
+
+
+def test_two_that_open_a_new_list_at_once_both_can(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from salus.registry import Registry\n"
+        "time.sleep(max(0, float(sys.argv[2]) - time.time())); Registry(Path(sys.argv[1])).close()"
+    )
+    for number in range(4):
+        command = [sys.executable, "-c", code, str(tmp_path / f"{number}.sqlite"), str(time.time() + 0.7)]
+        both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        assert [one.communicate()[1] for one in both] == ["", ""]
+
+
+def test_a_list_of_an_older_version_is_brought_up_to_date(tmp_path):
+    old = sqlite3.connect(tmp_path / FILE)
+    old.execute(
+        "CREATE TABLE jobs (job_id INTEGER PRIMARY KEY AUTOINCREMENT, token TEXT NOT NULL, uid INTEGER NOT NULL, "
+        "asked TEXT NOT NULL, submitted_at REAL NOT NULL, launcher INTEGER NOT NULL, worker INTEGER NOT NULL DEFAULT 0)"
+    )
+    old.commit()
+    old.close()
+    registry = Registry(tmp_path / FILE, "/run/a")
+    assert [saved.job_id for saved in registry.running()] == [] and add(registry) == "1"
+    assert [saved.job_id for saved in registry.running()] == ["1"]
     registry.close()
 
 

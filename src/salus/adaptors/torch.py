@@ -341,7 +341,7 @@ class Watch:
     def _wrap_compiled_module(self, original: Any) -> Any:
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             usual = self._usual
-            if usual is not None and self._key in self._looking and not is_dynamo_compiling():
+            if usual is not None and self._key in self._looking and not is_compiling():
                 self._guarded(self._usual_forward_began, usual, module)
             return original(module, *args, **kwargs)
 
@@ -403,7 +403,7 @@ class Watch:
     def _wrap_has_hooks(self, original: Any) -> Any:
         def has_any_global_hook() -> bool:
             """As torch's own, but for ours: torch.compile would warn that it fires twice, which it does not."""
-            if self._looking is None or self._key not in self._looking or is_compiling():
+            if self._looking is None or self._key not in self._looking or is_dynamo_compiling():
                 return bool(original())
             self._ignore_forwards()
             try:

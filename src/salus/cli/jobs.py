@@ -143,8 +143,10 @@ def _end_unmanaged(job_id: str, force: bool) -> bool:
 
 
 def _children(pid: int) -> list[int]:
+    """In its own session: a service that it started is in another."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [child for child in children if os.getsid(child) == os.getsid(pid)]
     except OSError:
         return []
 

@@ -36,8 +36,11 @@ PASSED_ON = (
     signal.SIGCONT,
 )
 _TAKEN = (*PASSED_ON, signal.SIGCHLD)
+FROM_KEYS = (signal.SIGINT, signal.SIGQUIT)
 SI_KERNEL = 0x80
 """As the sender of a signal: the kernel, on behalf of the terminal."""
+LOOK_S = 0.5
+"""How often it is looked whether the job has ended where no signal says so, as in a thread."""
 
 
 def connect(*, start: bool, timeout_s: float | None = 10.0) -> ServiceConnection:
@@ -141,21 +144,23 @@ def run(asked: msg.Register, *, announce: bool = False, unmanaged_if_none: bool 
         say(f"{error}; {asked.name} runs unmanaged")
         placed = {} if asked.gpu is None else {"CUDA_VISIBLE_DEVICES": asked.gpu}
         with _Signals() as signals:
-            return as_shell_status(signals.wait_for(_start(asked.command, {**os.environ, **placed})))
+            return as_shell_status(signals.wait_for(_start(asked.command, {**os.environ, **placed}, signals)))
     if asked.sm_share is not None and job.mps_pipe is None:
         say(f"job {job.job_id}: --sm-share has no effect: the service runs without MPS (salus serve --mps on)")
+    output = None if asked.log is None else _open_log(Path(asked.log))
     if announce:
         print(job.job_id, flush=True)
-    if asked.log is not None:
+    if output is not None:
         # For what the job writes, and for what is said to it.
-        with Path(asked.log).open("ab") as output:
-            for descriptor in (1, 2):
-                os.dup2(output.fileno(), descriptor)
+        for descriptor in (1, 2):
+            os.dup2(output, descriptor)
+        os.close(output)
     with _Signals() as signals:
         try:
-            process = _start(asked.command, environment_for(job, os.environ))
+            process = _start(asked.command, environment_for(job, os.environ), signals)
         except CommandNotStarted as error:
-            connection.send(msg.Finished(error.status))
+            with contextlib.suppress(SalusError):
+                connection.send(msg.Finished(error.status))
             connection.close()
             raise
         listener = _Listener(connection, process, job)
@@ -184,10 +189,18 @@ def as_shell_status(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Within `_Signals`; the job itself gets all of them."""
+def _open_log(path: Path) -> int:
     try:
-        return subprocess.Popen(command, env=environment, preexec_fn=_unblock)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RequestRejected(
+            f"{path}: cannot be written ({error.strerror}); make room, or set SALUS_STATE_DIR"
+        ) from None
+
+
+def _start(command: list[str], environment: dict[str, str], signals: _Signals) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, env=environment, preexec_fn=signals.as_before)
     except OSError as error:
         raise _not_started(command[0], error) from None
 
@@ -202,17 +215,28 @@ def _not_started(name: str, error: OSError) -> CommandNotStarted:
 class _Signals:
     """Signals to this process are the job's: they are blocked here, in every thread that starts within, and passed on.
 
-    But for what a terminal sends, as for Ctrl-C: that goes to the job too, which is in the same group.
+    But for what somebody types, as Ctrl-C: that goes to the job too, which is in the same group.
     """
 
     def __enter__(self) -> _Signals:
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
+        # Where it is ignored, nobody hears of the job's end, nor how it ended.
+        self._ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN and _is_main_thread()
+        if self._ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
+
+    def as_before(self) -> None:
+        """In the job, before it begins."""
+        if self._ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
     def wait_for(self, process: subprocess.Popen[bytes]) -> int:
         while (status := process.poll()) is None:
-            came = signal.sigwaitinfo(_TAKEN)
-            if came.si_signo in PASSED_ON and came.si_code != SI_KERNEL:
+            came = signal.sigtimedwait(_TAKEN, LOOK_S)
+            typed = came is not None and came.si_signo in FROM_KEYS and came.si_code == SI_KERNEL
+            if came is not None and came.si_signo in PASSED_ON and not typed:
                 process.send_signal(came.si_signo)
         return status
 
@@ -220,11 +244,11 @@ class _Signals:
         # What came for a job that has ended is nobody's.
         while signal.sigtimedwait(_TAKEN, 0) is not None:
             pass
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+        self.as_before()
 
 
-def _unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TAKEN)
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class _Listener(threading.Thread):

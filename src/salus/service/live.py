@@ -23,9 +23,9 @@ from salus.core.model import Lease, Phase
 from salus.core.placement import Room
 from salus.core.policies import Policy
 from salus.core.scheduler import Scheduler
-from salus.errors import RequestRejected
+from salus.errors import NoService, RequestRejected
 from salus.protocol import messages as msg
-from salus.protocol.errors import NoSuchJob
+from salus.protocol.errors import NoSuchJob, to_message
 from salus.protocol.page import JobState, Page, Word
 from salus.protocol.slots import Kind
 from salus.registry import Registry
@@ -44,6 +44,7 @@ from salus.service.watch import Watch
 
 log = logging.getLogger(__name__)
 
+TRIM_EVERY = 100
 KEPT_ENDED = 100
 """Ended jobs that are not looked up in the registry."""
 QUEUE_NEWS_S = 0.2
@@ -124,6 +125,8 @@ class Live:
         while len(self.ended) > KEPT_ENDED:
             del self.ended[next(iter(self.ended))]
         self.registry.describe(self.describe(job))
+        if int(job.job_id) % TRIM_EVERY == 0:
+            self.registry.trim()
 
     def job_of(self, connection: Connection, job_id: str, token: str) -> LiveJob:
         job = self.jobs.get(job_id)
@@ -197,11 +200,26 @@ class Live:
         if any(isinstance(action, act.RefuseJob) for action in actions):
             # The service was started again for less than it needs.
             log.warning("job %s (%s) does not fit any more", job.job_id, job.asked.name)
+            self.let_go(job)
+
+    def let_go(self, job: LiveJob) -> None:
+        """It has not come back. If it is there all the same, it goes on without a service."""
+        record = self.registry.find(job.job_id)
+        if record is None or not record.goes_on:
             self.end_unseen(job)
+            return
+        del self.jobs[job.job_id]
+        self.registry.release(job.job_id)
+        for waiter in job.waiters:
+            waiter.send(to_message(NoService(f"job {job.job_id} goes on without a service")))
 
     def end_unseen(self, job: LiveJob) -> None:
         job.returning = False
         job.finished_at = time.time()
+        # Its launcher may have written meanwhile how it ended.
+        record = self.registry.find(job.job_id)
+        if record is not None and record.row["finished_at"] is not None:
+            job.finished_at, job.exit_code = record.row["finished_at"], record.row["exit_code"]
         self._file(job)
         for waiter in job.waiters:
             waiter.send(msg.Ended(job.job_id, job.exit_code))

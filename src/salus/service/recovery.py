@@ -128,7 +128,7 @@ class Recovery:
                 live.arrive_again(job)
             else:
                 log.info("job %s (%s) did not come back", job.job_id, job.asked.name)
-                live.end_unseen(job)
+                live.let_go(job)
         live.handle(ev.RecoveryFinished())
         if not live.jobs:
             live.on_empty()

@@ -12,9 +12,12 @@ import fcntl
 import gc
 import logging
 import os
+import re
 import resource
 import signal
 import socket
+import sqlite3
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +25,7 @@ from typing import Any, TextIO
 
 from salus import __version__
 from salus.core.placement import choose
-from salus.errors import RequestRejected, SalusError, ServiceUnavailable
+from salus.errors import NoService, RequestRejected, SalusError, ServiceUnavailable
 from salus.paths import lock_path, make_private, prepare_for_socket, take_over
 from salus.plugins import load_policy
 from salus.protocol import messages as msg
@@ -49,6 +52,8 @@ MPS_WATCH_S = 0.1
 """How often NVML is asked who uses how much."""
 REFUSAL_S = 1.0
 """How long somebody who is turned away may take to read that."""
+BUSY_S = 0.2
+"""How long a write to the list of jobs may hold everything up while a command or a launcher writes."""
 BACKLOG = 512
 GARBAGE_THRESHOLD = 20_000
 
@@ -90,9 +95,12 @@ class Server:
         self._folder_is_ours = prepare_for_socket(options.socket)
         take_over(options.state, "SALUS_STATE_DIR")
         self._lock = _lock(options.socket)
+        _check_that_nobody_answers(options.socket)
+        if options.users != frozenset() and not self._folder_is_ours:
+            _check_that_others_can_reach(options.socket.parent)
         journal_folder = make_private(options.state / "journal", "SALUS_STATE_DIR")
         self._history = History(options.state / "history.sqlite")
-        self._registry = Registry(options.state / FILE, str(options.socket))
+        self._registry = Registry(options.state / FILE, str(options.socket), busy_s=BUSY_S)
         self._registry.trim()
         self._journals: list[Journal] = []
         self._lives = [self._make_live(device, journal_folder) for device in options.devices]
@@ -276,6 +284,9 @@ class Server:
             raise
         except SalusError as error:
             connection.send(to_message(error))
+        except sqlite3.Error as error:
+            log.warning("the list of jobs cannot be read (%s)", error)
+            connection.send(msg.Failed(RequestRejected.code, f"the list of jobs cannot be read ({error})"))
 
     # Messages
 
@@ -406,9 +417,7 @@ class Server:
         job = self._job(connection, message.job_id)
         if isinstance(job, Record):
             if job.goes_on:
-                raise RequestRejected(
-                    f"job {message.job_id} goes on without a service; nobody here will hear of its end"
-                )
+                raise NoService(f"job {message.job_id} goes on without a service; nobody here will hear of its end")
             connection.send(msg.Ended(message.job_id, job.row["exit_code"]))
         elif job.finished_at is not None:
             connection.send(msg.Ended(job.job_id, job.exit_code))
@@ -511,9 +520,45 @@ def _allow_many_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def _check_that_nobody_answers(path: Path) -> None:
+    """None of ours does: we have the lock. But it may be another program's socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except OSError as error:
+            fault = error.strerror
+        else:
+            fault = "it answers"
+    raise RequestRejected(f"{path}: is another program's socket ({fault}); set SALUS_SOCKET to another path")
+
+
+def _check_that_others_can_reach(folder: Path) -> None:
+    if not folder.stat().st_mode & 0o001:
+        raise RequestRejected(
+            f"--users: others cannot reach {folder}, which holds more than the service's; "
+            "set SALUS_SOCKET to a path in a folder for it alone"
+        )
+
+
+def _open_lock(path: Path) -> TextIO:
+    """Never what is not ours: it is emptied."""
+    try:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+")
+    except OSError as error:
+        raise RequestRejected(f"{path}: cannot be used ({error.strerror}); set SALUS_SOCKET to another path") from None
+    found = os.fstat(file.fileno())
+    ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and found.st_size < 32
+    if not ours or re.fullmatch(r"\d*\s*", file.read()) is None:
+        file.close()
+        raise RequestRejected(f"{path}: is no lock of ours; set SALUS_SOCKET to another path")
+    return file
+
+
 def _lock(path: Path) -> TextIO:
     """One service a socket: whoever holds the lock file is it. A dead one's lock is gone with it."""
-    file = lock_path(path).open("a+")
+    file = _open_lock(lock_path(path))
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -523,6 +568,7 @@ def _lock(path: Path) -> TextIO:
         raise RequestRejected(
             f"a service runs on {path} already (process {pid}); stop it, or set SALUS_SOCKET"
         ) from None
+    file.seek(0)
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
