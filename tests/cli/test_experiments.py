@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -55,6 +56,16 @@ def test_a_benchmark_that_is_told_to_end_leaves_nothing_behind(tmp_path):
     bench.terminate()
     assert bench.wait(timeout=60) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+    assert not _processes_with(f"TMPDIR={tmp_path}")
+
+
+def _processes_with(setting: str) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if setting.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
 
 
 def test_a_step_is_done_once_and_remembered_until_the_settings_change(tmp_path):

@@ -44,16 +44,24 @@ class OwnService:
             "SALUS_STATE_DIR": str(self.state),
         }
         self._service = self._start("serve", *self._options)
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            # Also where we are told to end meanwhile.
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
                 self.connect().close()
-                return self
+                return
             except ServiceUnavailable:
                 if self._service.poll() is not None or time.monotonic() > deadline:
                     self._service.kill()
                     said = self._service.communicate()[1].strip()
-                    self.__exit__(None, None, None)
                     raise ServiceUnavailable(f"the service did not start: {said or 'it does not answer'}") from None
                 time.sleep(0.02)
 
