@@ -60,12 +60,11 @@ def test_an_interrupt_that_another_process_sends_passes_through(serve):
     assert job.communicate(timeout=20)[0] == "interrupted 1\n" and job.returncode == 0
 
 
-def test_ctrl_c_reaches_the_job_once(serve):
-    service = serve()
+def on_a_terminal(service, *arguments):
+    """`salus` at a terminal of its own; the other end of that."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "salus", "run", "--", sys.executable, "-c", COUNTS, "1.5"]
-    job = subprocess.Popen(
-        command,
+    process = subprocess.Popen(
+        [sys.executable, "-m", "salus", *arguments],
         env=service.environment,
         stdin=theirs,
         stdout=theirs,
@@ -74,32 +73,27 @@ def test_ctrl_c_reaches_the_job_once(serve):
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     os.close(theirs)
+    return process, ours
+
+
+def test_ctrl_c_reaches_the_job_once(serve):
+    job, terminal = on_a_terminal(serve(), "run", "--", sys.executable, "-c", COUNTS, "1.5")
     seen = b""
     while b"ready" not in seen:
-        seen += os.read(ours, 1000)
-    os.write(ours, b"\x03")
+        seen += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
     assert job.wait(timeout=20) == 0
-    seen += os.read(ours, 1000)
-    os.close(ours)
+    seen += os.read(terminal, 1000)
+    os.close(terminal)
     assert b"interrupted 1" in seen, seen
 
 
 def test_a_terminal_that_goes_away_ends_the_job(serve):
     service = serve()
-    ours, theirs = pty.openpty()
-    job = subprocess.Popen(
-        [sys.executable, "-m", "salus", "run", "--", "sleep", "60"],
-        env=service.environment,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )
-    os.close(theirs)
+    job, terminal = on_a_terminal(service, "run", "--", "sleep", "60")
     service.when("sleep", "starting")
     time.sleep(0.3)
-    os.close(ours)
+    os.close(terminal)
     assert job.wait(timeout=20) == 128 + signal.SIGHUP
 
 
