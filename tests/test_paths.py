@@ -12,7 +12,7 @@ import pytest
 
 from salus.client.connection import ServiceConnection
 from salus.errors import RequestRejected
-from salus.paths import check_socket, lock_path, make_private, prepare_for_socket, socket_path, take_over
+from salus.paths import check_socket, lock_path, make_private, prepare_for_socket, socket_path, state_dir, take_over
 
 
 def salus(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -147,3 +147,10 @@ def test_the_same_name_in_another_folder_is_another_socket(tmp_path, monkeypatch
     monkeypatch.setenv("SALUS_SOCKET", "s.sock")
     monkeypatch.chdir(tmp_path)
     assert socket_path() == tmp_path / "s.sock"
+
+
+def test_a_state_directory_is_the_same_from_anywhere(tmp_path, monkeypatch):
+    """The log of a job is in there, and is asked for from another folder."""
+    monkeypatch.setenv("SALUS_STATE_DIR", "state")
+    monkeypatch.chdir(tmp_path)
+    assert state_dir() == tmp_path / "state"

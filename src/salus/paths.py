@@ -29,7 +29,7 @@ def state_dir() -> Path:
     """For the journal, the history and the output of jobs: $SALUS_STATE_DIR, else under $XDG_STATE_HOME."""
     given = os.environ.get("SALUS_STATE_DIR")
     if given:
-        return Path(given)
+        return Path(given).absolute()
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "salus"
 

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,7 @@ from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob, to_message
 from salus.protocol.page import JobState, Page, Word
 from salus.protocol.slots import Kind
-from salus.registry import Registry
+from salus.registry import Record, Registry
 from salus.service.batons import Batons
 from salus.service.connection import Connection
 from salus.service.devices import Device
@@ -204,7 +205,7 @@ class Live:
 
     def let_go(self, job: LiveJob) -> None:
         """It has not come back. If it is there all the same, it goes on without a service."""
-        record = self.registry.find(job.job_id)
+        record = self._record_of(job)
         if record is None or not record.goes_on:
             self.end_unseen(job)
             return
@@ -213,11 +214,19 @@ class Live:
         for waiter in job.waiters:
             waiter.send(to_message(NoService(f"job {job.job_id} goes on without a service")))
 
+    def _record_of(self, job: LiveJob) -> Record | None:
+        """None also where it cannot be read: that is no reason to keep the others waiting."""
+        try:
+            return self.registry.find(job.job_id)
+        except sqlite3.Error as error:
+            log.warning("the list of jobs cannot be read (%s)", error)
+            return None
+
     def end_unseen(self, job: LiveJob) -> None:
         job.returning = False
         job.finished_at = time.time()
         # Its launcher may have written meanwhile how it ended.
-        record = self.registry.find(job.job_id)
+        record = self._record_of(job)
         if record is not None and record.row["finished_at"] is not None:
             job.finished_at, job.exit_code = record.row["finished_at"], record.row["exit_code"]
         self._file(job)
