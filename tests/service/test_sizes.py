@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from salus.core import events as ev
-from salus.core.model import Footprint
+from salus.core.model import Footprint, GpuConfig, JobSpec
+from salus.core.policies.fair import Fair
+from salus.core.scheduler import Scheduler
 from salus.protocol import messages as msg
 from salus.protocol.page import Page, Word
 from salus.service.job import LiveJob
@@ -65,3 +67,33 @@ def test_one_that_waits_for_more_or_was_stopped_halfway_is_not_held_to_need_less
     assert after_page_out(GIB, GIB, None) == GIB
     assert after_page_out(GIB, GIB, None, wanted=Footprint(7 * GIB, 2 * GIB)) is None
     assert after_page_out(GIB, GIB, None, suspended=True) is None
+
+
+def test_a_job_that_runs_with_less_than_was_seen_of_it_and_asks_for_more_is_known_to_wait():
+    """Or all others would wait for the end of an iteration that does not come to it."""
+    scheduler = Scheduler(GpuConfig(8 * GIB), Fair())
+    for job_id in ("1", "2"):
+        scheduler.handle(ev.JobArrived(JobSpec(job_id, Footprint(2 * GIB, GIB))), 0.0)
+    for job_id in ("1", "2"):
+        scheduler.handle(ev.JobReady(job_id), 0.0)
+    core = scheduler.jobs["1"]
+    scheduler.handle(ev.FootprintChanged("1", Footprint(2 * GIB, GIB, 4 * GIB)), 1.0)
+    assert core.holds and core.wanted is not None and not core.stalled
+
+    def handle(event: Any) -> None:
+        scheduler.handle(event, 2.0)
+
+    live: Any = SimpleNamespace(
+        device=SimpleNamespace(gpu=None), scheduler=scheduler, handle=handle, settle_batons=lambda: None
+    )
+    job = LiveJob("1", "token", 0, msg.Register("job", ["python"], "/"), "key", 0.0, None, live)
+    job.link = SimpleNamespace(wanted=(2 * GIB, 2 * GIB), close=lambda: None)  # type: ignore[assignment]
+    job.measured = True
+
+    async def run() -> None:
+        Sizes(live, None).wanted(job)  # type: ignore[arg-type]
+
+    asyncio.run(run())
+    assert core.stalled
+    assert core.wanted.covers(Footprint(2 * GIB, 2 * GIB, 4 * GIB))
+    job.close()

@@ -114,7 +114,10 @@ class Sizes:
         """The job waits in an allocation. It gets a little more than it asks for, so as not to ask every time."""
         self._live.settle_batons()
         core = self._live.scheduler.jobs.get(job.job_id)
-        if job.link is None or job.link.wanted is None or core is None or core.wanted is not None:
+        if job.link is None or job.link.wanted is None or core is None:
+            return
+        if core.wanted is not None and (core.stalled or not core.holds):
+            # It waits already. (One that runs, and that more was seen of than it may have, does not: it begins to now.)
             return
         if core.phase is not Phase.RESIDENT:
             # It is asked again once it is admitted. Until then it wants the device, and may have room made for it.
