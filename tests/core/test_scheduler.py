@@ -383,3 +383,28 @@ def test_while_one_comes_in_the_last_that_can_run_stays_but_not_for_ever():
         go_on()
     assert isinstance(world.answers[1], ev.PageOutFinished), "the one that comes in was stopped: nobody waits for it"
     assert world.now < came + 3
+
+
+def test_while_a_newcomer_loads_its_model_the_last_that_can_run_stays():
+    world = World(policy="fair:patience=1", capacity=12, quantum_s=1.0)
+    for job_id in "abcd":
+        world.arrive(job_id, footprint(4, 2))
+
+    def go_on() -> None:
+        for job_id in world.running():
+            # Newcomers are granted the lease that they were waiting for, and do not use it before they have loaded.
+            (world.idle if job_id in "cd" else world.iterate)(job_id)
+        world.now += 0.1
+        world.answer_all()
+        if world.timer_s is not None and world.timer_s <= world.now:
+            world.fire_timer()
+
+    busy = []
+    while world.lane_of("c") is None and world.lane_of("d") is None:
+        go_on()
+        assert world.now < 5
+    came = world.now
+    while world.now < came + 5:
+        go_on()
+        busy.append(bool(world.running()))
+    assert sum(busy) > 0.9 * len(busy), "one of the first two goes on"

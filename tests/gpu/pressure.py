@@ -34,7 +34,9 @@ JOBS = 8
 CAPACITY = "16GiB"
 NEEDS = ("--persistent", "4.2GiB", "--ephemeral", "1.2GiB")
 KILLS = 30
-UNDISTURBED_S, WARM_UP_S = 5.0, 1.0
+GREEDY = 3
+"""So many jobs that want too much come, one after the other."""
+UNDISTURBED_S, WARM_UP_S, NEAR_S = 2.5, 1.0, 0.2
 AS_FAST = 1.05
 """Neighbours count as unchanged up to here; the same script differs by as much from itself."""
 ENDING_S = 0.05
@@ -249,40 +251,53 @@ def faults() -> dict[str, Any]:
 
 
 def _too_large() -> dict[str, Any]:
-    """One job wants more than there is; its neighbours compute what they always do, as fast as before it came.
+    """Jobs that want more than there is, one after the other; their neighbours compute what they always do, as fast.
 
-    Both speeds are those of the same processes. It takes what is free, waits for more, and gets its error when it has
-    all there is: with this policy's patience, when they are done.
+    Both speeds are those of the same processes: beside such a job, and before it came and after it was killed. The last
+    one takes what is free, waits for more, and gets its error when it has all there is: with this policy's patience,
+    when its neighbours are done.
     """
-    iterations = 4000
+    iterations = 5000
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     bare = result_of(subprocess.Popen(command("vae", iterations), **pipes))
-    with OwnService("--capacity", "6GiB", "--policy", "fair") as service, ThreadPoolExecutor() as pool:
-        go, late = (service.socket.parent / name for name in ("go", "go-late"))
+    with OwnService("--capacity", "8GiB", "--policy", "fair") as service, ThreadPoolExecutor() as pool:
+        go, *late = (service.socket.parent / name for name in ("go", *(f"go-{number}" for number in range(GREEDY))))
         neighbours = [
             service.run(command("vae", iterations, "--go", str(go)), "--name", f"n{number}") for number in range(2)
         ]
-        greedy = service.run(command("too-large", 1000, "--go", str(late)), "--name", "greedy")
-        for job in (*neighbours, greedy):
+        greedy = [
+            service.run(command("too-large", 1000, "--go", str(file)), "--name", f"greedy-{number}")
+            for number, file in enumerate(late)
+        ]
+        for job in (*neighbours, *greedy):
             says_ready(job, time.monotonic() + START_LIMIT_S)
         go.touch()
         results = [pool.submit(result_of, job) for job in neighbours]
+        beside: list[tuple[float, float]] = []
+        with service.connect() as connection:
+            pids = {row["name"]: row["pid"] for row in connection.jobs()}
+        for number, file in enumerate(late[:-1]):
+            time.sleep(UNDISTURBED_S)
+            came = time.monotonic()
+            file.touch()
+            time.sleep(UNDISTURBED_S)
+            beside.append((came, time.monotonic()))
+            os.kill(pids[f"greedy-{number}"], signal.SIGKILL)
         time.sleep(UNDISTURBED_S)
         came = time.monotonic()
-        late.touch()
-        errors = greedy.communicate(timeout=TIMEOUT_S)[1]
-        went = time.monotonic()
+        late[-1].touch()
+        errors = greedy[-1].communicate(timeout=TIMEOUT_S)[1]
+        beside.append((came, time.monotonic()))
         told = [result.result() for result in results]
     out_of_memory = "OutOfMemoryError" in errors
     same = all(one.get("losses") == bare.get("losses") for one in told)
-    speeds = _iteration_s(told, came, went)
-    ratios = [speeds[when] / speeds["before"] for when in ("beside", "after") if speeds["before"] and speeds[when]]
-    slower = max(ratios, default=None)
+    speeds = _iteration_s(told, beside)
+    slower = speeds["beside"] / speeds["without"] if all(speeds.values()) else None
     return {
         "out_of_memory": out_of_memory,
         "neighbours_same": same,
         "neighbours_iteration_s": speeds,
-        "seconds_beside_it": went - came,
+        "seconds_beside": [end - start for start, end in beside],
         "neighbours_slower_by": slower,
         "said": errors.strip().splitlines()[-1:],
         "failed": [one["failed"] for one in [bare, *told] if "failed" in one],
@@ -290,24 +305,26 @@ def _too_large() -> dict[str, Any]:
     }
 
 
-def _iteration_s(told: list[dict[str, Any]], came: float, went: float) -> dict[str, float | None]:
-    """How long an iteration took, at the median: before another job came, while it was there, and after it went.
+def _iteration_s(told: list[dict[str, Any]], beside: list[tuple[float, float]]) -> dict[str, Any]:
+    """How long an iteration took, at the median: while another job was there, and without it.
 
-    Only while both neighbours run: the one that is left at the end has the GPU to itself.
+    Only while both neighbours run (the one that is left at the end has the GPU to itself), and not in the moments in
+    which the other came or went.
     """
-    if any("failed" in one for one in told):
-        return dict.fromkeys(("before", "beside", "after"))
-    began = max(one["began_s"] for one in told) + WARM_UP_S
-    ended = min(one["began_s"] + sum(one["seconds"]) for one in told)
-    spans = {"before": (began, came), "beside": (came, went), "after": (went, ended)}
-    found: dict[str, list[float]] = {name: [] for name in spans}
-    for one in told:
-        at = one["began_s"]
-        for seconds in one["seconds"]:
-            for name, (start, end) in spans.items():
-                if start <= at and at + seconds <= end:
-                    found[name].append(seconds)
-            at += seconds
+    found: dict[str, list[float]] = {"without": [], "beside": []}
+    if not any("failed" in one for one in told):
+        began = max(one["began_s"] for one in told) + WARM_UP_S
+        ended = min(one["began_s"] + sum(one["seconds"]) for one in told)
+        for one in told:
+            at = one["began_s"]
+            for seconds in one["seconds"]:
+                if (
+                    began <= at
+                    and at + seconds <= ended
+                    and not any(abs(at - t) < NEAR_S for span in beside for t in span)
+                ):
+                    found["beside" if any(start < at < end for start, end in beside) else "without"].append(seconds)
+                at += seconds
     return {name: statistics.median(seconds) if seconds else None for name, seconds in found.items()}
 
 

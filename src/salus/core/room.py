@@ -19,6 +19,8 @@ from salus.core.state import State
 COMING_S = 1.0
 """For a job that is on its way in, one that runs is kept on the GPU for this long at the most. More than the patience
 of a policy would make newcomers leave again as soon as they are in."""
+BEGINS_S = 10.0
+"""The same for one that has its memory and has yet to begin: it loads its model, say, and its data."""
 
 
 # The queue for memory
@@ -193,14 +195,22 @@ def whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
 
 
 def _keeps_busy(st: State) -> Job | None:
-    """While memory comes in for one job, another must have something to compute: the first of those that can run."""
-    came = [job.on_gpu_since for job in st.on_gpu.values() if job.phase is Phase.PAGING_IN]
+    """While one job gets ready to run, another must have something to compute: the first of those that can run."""
     # One that was stopped on its way in never arrives.
-    if not came or st.now >= max(came) + COMING_S:
+    until = max((job.on_gpu_since + _takes_s(job) for job in st.on_gpu.values()), default=st.now)
+    if st.now >= until:
         return None
-    st.wake_at(max(came) + COMING_S)
+    st.wake_at(until)
     able = [job for job in st.on_gpu.values() if job.phase is Phase.RESIDENT and job.ready and not job.stalled]
-    return min(able, key=lambda job: (st.policy.memory_order(job), job.arrival), default=None)
+    begun = [job for job in able if job.iterations_done]
+    return min(begun, key=lambda job: (st.policy.memory_order(job), job.arrival), default=None)
+
+
+def _takes_s(job: Job) -> float:
+    """From when it was given memory until it can run, at the most; with its memory, a newcomer has yet to load."""
+    if job.phase is Phase.PAGING_IN:
+        return COMING_S
+    return 0.0 if job.iterations_done or job.holds else BEGINS_S
 
 
 def idle_enough_at(st: State, job: Job) -> float:
