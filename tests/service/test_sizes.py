@@ -71,7 +71,7 @@ def test_one_that_waits_for_more_or_was_stopped_halfway_is_not_held_to_need_less
 
 def test_a_job_that_runs_with_less_than_was_seen_of_it_and_asks_for_more_is_known_to_wait():
     """Or all others would wait for the end of an iteration that does not come to it."""
-    scheduler = Scheduler(GpuConfig(8 * GIB), Fair())
+    scheduler = Scheduler(GpuConfig(8 * GIB, host_bytes=64 * GIB), Fair())
     for job_id in ("1", "2"):
         scheduler.handle(ev.JobArrived(JobSpec(job_id, Footprint(2 * GIB, GIB))), 0.0)
     for job_id in ("1", "2"):
