@@ -77,7 +77,7 @@ def test_a_job_that_runs_with_less_than_was_seen_of_it_and_asks_for_more_is_know
     for job_id in ("1", "2"):
         scheduler.handle(ev.JobReady(job_id), 0.0)
     core = scheduler.jobs["1"]
-    scheduler.handle(ev.FootprintChanged("1", Footprint(2 * GIB, GIB, 4 * GIB)), 1.0)
+    scheduler.handle(ev.FootprintChanged("1", Footprint(2 * GIB, GIB, 3 * GIB)), 1.0)
     assert core.holds and core.wanted is not None and not core.stalled
 
     def handle(event: Any) -> None:
@@ -95,5 +95,5 @@ def test_a_job_that_runs_with_less_than_was_seen_of_it_and_asks_for_more_is_know
 
     asyncio.run(run())
     assert core.stalled
-    assert core.wanted.covers(Footprint(2 * GIB, 2 * GIB, 4 * GIB))
+    assert core.wanted.covers(Footprint(2 * GIB, 2 * GIB, 3 * GIB))
     job.close()

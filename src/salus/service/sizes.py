@@ -137,6 +137,8 @@ class Sizes:
                 _with_headroom(lane_bytes, core.footprint.ephemeral_bytes),
             )
         )
+        if core.wanted is not None:
+            larger = larger.enclosing(core.wanted)
         extra = larger.total_bytes - core.footprint.total_bytes
         footprint = larger if extra <= self._live.scheduler.free_bytes else exact
         if not core.holds:
