@@ -32,7 +32,7 @@ ENOUGH = 5000
 
 
 class InAndOut:
-    def __init__(self, seconds: float, go: str | None) -> None:
+    def __init__(self, kind: str, seconds: float, go: str | None) -> None:
         watch = adaptor.installed()
         if watch is None:
             sys.exit("this is no job: run it under Salus")
@@ -40,7 +40,7 @@ class InAndOut:
         self._seconds, self._go = seconds, go
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        self._rng = random.Random(0)
+        self._rng = random.Random(kind)
         self._left = WARM_UP
         self._states: list[str] = []
         self._state = ""
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("seconds", type=float)
     parser.add_argument("--go")
     options = parser.parse_args()
-    measured = InAndOut(options.seconds, options.go)
+    measured = InAndOut(options.kind, options.seconds, options.go)
     train.run(
         options.kind, ENOUGH if options.kind not in train.FRAMEWORKS else 20_000, measured.on_batch, torch.Tensor.cpu
     )

@@ -5,7 +5,7 @@
 - together: all of them at once, three to a lane, switched at every boundary, the lane poisoned at every switch: the
   same losses to the last bit. This is the one that matters most.
 - memory: three ResNet-50 in one lane: the GPU's memory, and the hand-over.
-- throughput: three ResNet-50 in one lane against the bare script, in turns, round by round.
+- throughput: three ResNet-50 in one lane, at once against one after the other, in turns, round by round.
 - paging, shares, faults: tests/gpu/pressure.py.
 - arena: what joining a lane and an allocation cost.
 """
@@ -40,9 +40,13 @@ IN_AND_OUT = str(Path(__file__).parent / "in_and_out.py")
 MEASURE_S = 5.0
 AT_ONCE, CORES = 5, 3
 """Kinds of `alone` that start up together, and the cores that each has."""
-TURN = 40
-"""Iterations of each job in a round of `throughput`. Between rounds they sit idle, and leave their lane with gradients
-that are alive, which they do not do while they train; so a round is long against that."""
+ROUNDS, TURN, WARMS_UP = 4, 80, 5
+"""Of `throughput`: rounds, iterations of each job in a block, and those of them that do not count."""
+LEASES = {
+    "fair, 20 ms": ("--policy", "fair"),
+    "fair, 500 ms": ("--policy", "fair", "--quantum", "500ms"),
+}
+"""How `throughput` takes turns."""
 CONTEXT_GIB = 0.75
 """A little more than a process's context and library code take: with much more there would be room for another lane."""
 SHOWN = ("name", "state", "lane", "wait_reason", "iterations", "persistent_bytes", "ephemeral_bytes")
@@ -210,52 +214,60 @@ def memory(iterations: int) -> dict[str, Any]:
 
 
 def throughput(rounds: int) -> dict[str, Any]:
-    """Three ResNet-50 in one lane against the bare script, in turns: the seconds of as many iterations."""
-    sides = {
-        "bare": None,
-        "every boundary": ("--policy", "rr", "--quantum", "0"),
-        "fair, 20 ms": ("--policy", "fair"),
-        "fair, 200 ms": ("--policy", "fair", "--quantum", "200ms"),
-        "bare again": None,
-    }
+    """Three ResNet-50 in one lane against one alone: the same processes, at once and one after the other, in turns.
+
+    From one process to the next the same script differs by more than what is to be seen.
+    """
     with contextlib.ExitStack() as stack:
         jobs: dict[str, list[subprocess.Popen[str]]] = {}
-        anywhere = stack.enter_context(OwnService("--capacity", "1GiB"))
-        for name, options in sides.items():
-            if options is None:
-                run = command("resnet50", 3 * rounds * TURN, "--block", str(TURN))
-                jobs[name] = [anywhere.start_bare(run)]
-                continue
+        for name, options in LEASES.items():
             # Room for one lane and, while they sit idle between two rounds, for the gradients of all three.
             service = stack.enter_context(OwnService("--capacity", "10GiB", *options))
-            run = command("resnet50", rounds * TURN, "--block", str(TURN))
+            run = command("resnet50", 2 * rounds * TURN, "--block", str(TURN))
             needs = ("--persistent", "0.6GiB", "--ephemeral", "3.6GiB")
             jobs[name] = [service.run(run, "--name", f"r{number}", *needs) for number in range(3)]
         for job in [job for side in jobs.values() for job in side]:
             assert job.stdout is not None
             select.select([job.stdout], [], [], START_LIMIT_S)
-        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        order = [in_turn(["alone", "at once"], number) for number in range(rounds)]
         for number in range(rounds):
-            for name in in_turn(list(sides), number):
-                began = time.monotonic()
-                if len(jobs[name]) == 1:
-                    for _ in range(3):
-                        take_turn(jobs[name][0])
-                else:
-                    take_turns(jobs[name])
-                seconds[name].append(time.monotonic() - began)
-            print(f"  round {number}", {name: round(values[-1], 2) for name, values in seconds.items()}, flush=True)
-        for job in [job for side in jobs.values() for job in side]:
-            result_of(job)
-    # The first round warms up.
-    bare = [(a + b) / 2 for a, b in zip(seconds["bare"], seconds["bare again"], strict=True)][1:]
-    ratios = {name: [a / b for a, b in zip(bare, values[1:], strict=True)] for name, values in seconds.items()}
-    return {
-        "iterations_a_round": 3 * TURN,
-        "throughput": {name: statistics.median(values) for name, values in ratios.items()},
-        "ratios": ratios,
-        "seconds": seconds,
+            for name in in_turn(list(jobs), number):
+                for how in order[number]:
+                    if how == "at once":
+                        take_turns(jobs[name])
+                        continue
+                    for job in jobs[name]:
+                        take_turn(job)
+        ended = {name: [result_of(job)["ended_s"] for job in side] for name, side in jobs.items()}
+    took = {name: _iteration_s(of_each, [how for hows in order for how in hows]) for name, of_each in ended.items()}
+    ratios = {
+        name: [one / three for one, three in zip(side["alone"], side["at once"], strict=True)]
+        for name, side in took.items()
     }
+    return {
+        "iterations_a_block": TURN,
+        "throughput": {name: statistics.mean(values) for name, values in ratios.items()},
+        "error": {name: statistics.stdev(values) / len(values) ** 0.5 for name, values in ratios.items()},
+        "ratios": ratios,
+        "iteration_s": took,
+    }
+
+
+def _iteration_s(ended: list[list[float]], blocks: list[str]) -> dict[str, list[float]]:
+    """Of several jobs: block by block the seconds of an iteration, alone at the mean, and at once from one to the next.
+
+    Each job begins a block cold. So it counts from when all of them are warm, until the first one has done its part.
+    """
+    found: dict[str, list[float]] = {"alone": [], "at once": []}
+    for number, how in enumerate(blocks):
+        parts = [ends[number * TURN + WARMS_UP - 1 : (number + 1) * TURN] for ends in ended]
+        if how == "alone":
+            found[how].append(statistics.mean((ends[-1] - ends[0]) / (len(ends) - 1) for ends in parts))
+            continue
+        start, stop = max(ends[0] for ends in parts), min(ends[-1] for ends in parts)
+        count = sum(start < end <= stop for ends in parts for end in ends)
+        found[how].append((stop - start) / count)
+    return found
 
 
 def take_turns(jobs: list[subprocess.Popen[str]]) -> None:
@@ -299,7 +311,7 @@ def main() -> None:
         for name, row in result["memory"].items():
             print(name, row, flush=True)
     if "throughput" in phases:
-        result["throughput"] = throughput(max(4, options.iterations // TURN))
+        result["throughput"] = throughput(ROUNDS)
         print("throughput", result["throughput"]["throughput"], flush=True)
     if "paging" in phases:
         result["paging"] = pressure.paging(options.iterations, options.policies.split(" "), options.keep)

@@ -432,9 +432,12 @@ def main() -> None:
     os.dup2(2, 1)
     losses: list[torch.Tensor] = []
     began: list[float] = []
+    ended: list[float] = []
 
     def on_batch() -> None:
         index = len(began)
+        if index:
+            ended.append(time.perf_counter())
         if index == 0 and options.go:
             torch.cuda.synchronize()
             print("ready", file=out, flush=True)
@@ -458,7 +461,8 @@ def main() -> None:
     seconds = list(times())
     values = [loss.double().flatten().tolist() for loss in losses]
     peak = torch.cuda.max_memory_allocated()
-    told = {"losses": values, "seconds": seconds, "began_s": began[0], "peak_bytes": peak}
+    ended.append(began[0] + sum(seconds))
+    told = {"losses": values, "seconds": seconds, "began_s": began[0], "ended_s": ended, "peak_bytes": peak}
     print(json.dumps(told), file=out, flush=True)
 
 

@@ -84,7 +84,10 @@ def test_a_job_that_runs_with_less_than_was_seen_of_it_and_asks_for_more_is_know
         scheduler.handle(event, 2.0)
 
     live: Any = SimpleNamespace(
-        device=SimpleNamespace(gpu=None), scheduler=scheduler, handle=handle, settle_batons=lambda: None
+        device=SimpleNamespace(gpu=None),
+        scheduler=scheduler,
+        handle=handle,
+        leases=SimpleNamespace(settle=lambda: None),
     )
     job = LiveJob("1", "token", 0, msg.Register("job", ["python"], "/"), "key", 0.0, None, live)
     job.link = SimpleNamespace(wanted=(2 * GIB, 2 * GIB), close=lambda: None)  # type: ignore[assignment]

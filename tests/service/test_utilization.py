@@ -89,7 +89,7 @@ def a_job(live: Live, sm_share: int | None = None) -> LiveJob:
     job = LiveJob("1", "token", 0, asked, "key", 0.0, None, live)
     job.worker = SimpleNamespace(pid=7)  # type: ignore[assignment]
     job.page, job.page_descriptor = Page.create()
-    live.jobs["1"] = live.holders["1"] = job
+    live.jobs["1"] = live.leases.holders["1"] = job
     return job
 
 

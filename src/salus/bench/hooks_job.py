@@ -96,7 +96,7 @@ def main() -> None:
     if options.wait:
         print("block", flush=True)
         sys.stdin.readline()
-    rng, until = random.Random(0), time.monotonic() + options.seconds
+    rng, until = random.Random(options.model), time.monotonic() + options.seconds
     told: dict[str, list[float]] = {state: [] for state in options.states.split(",")}
     while len(told["bare"]) < options.rounds or time.monotonic() < until:
         # In any order: each finds what the one before it has left.

@@ -27,15 +27,15 @@ from salus.core.scheduler import Scheduler
 from salus.errors import NoService, RequestRejected
 from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob, to_message
-from salus.protocol.page import JobState, Page, Word
+from salus.protocol.page import Page, Word
 from salus.protocol.slots import Kind
 from salus.registry import Record, Registry
-from salus.service.batons import Batons
 from salus.service.connection import Connection
 from salus.service.devices import Device
 from salus.service.history import History, command_key
 from salus.service.job import LiveJob, is_alive, is_dead
 from salus.service.journal import Journal
+from salus.service.leases import Leases
 from salus.service.memory import Lanes, Link
 from salus.service.mps import Mps
 from salus.service.paging import Pager
@@ -52,12 +52,6 @@ QUEUE_NEWS_S = 0.2
 """How often launchers of waiting jobs hear of their place in the queue, at the most."""
 HOLES_S = 0.1
 """So soon after a job took something of its lane for itself, others of the lane unmap it."""
-FORESEEN_S = 0.05
-"""Of a job whose iterations are no longer than this it is known when it will yield."""
-AHEAD_S = 0.002
-"""So long before a boundary is expected, the next job is told of it."""
-AWAKE_S = 0.002
-"""How long the service stays awake for a yield that was announced."""
 
 
 class Live:
@@ -78,7 +72,7 @@ class Live:
         self._with_holes: set[int] = set()
         """Lanes whose jobs will be told of them."""
         self.pager = Pager(self)
-        self.batons = Batons()
+        self.leases = Leases(self)
         self.watch = Watch(self)
         self.sizes = Sizes(self, history)
         self.jobs: dict[str, LiveJob] = {}
@@ -88,8 +82,6 @@ class Live:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.TimerHandle | None = None
-        self._awake_until = 0.0
-        self.holders: dict[str, LiveJob] = {}
         self.mps: Mps | None = None
         """The daemon that its jobs join; None: they join none."""
 
@@ -160,7 +152,7 @@ class Live:
         try:
             job.page, job.page_descriptor = Page.create()
             job.grant_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            shared = self.batons.shared_by(job.uid)
+            shared = self.leases.batons.shared_by(job.uid)
             if arena:
                 job.pidfd = os.pidfd_open(connection.pid)
                 job.link = self._link(job, job.page)
@@ -187,12 +179,6 @@ class Live:
         words[Word.RESERVED_PERSISTENT] = core.footprint.persistent_bytes
         words[Word.RESERVED_EPHEMERAL] = core.footprint.ephemeral_bytes
         words[Word.RESERVED_INTERNAL] = core.footprint.internal_bytes
-
-    def _note_time(self, job: LiveJob) -> None:
-        """The same for how much of the device's time was its own."""
-        core = self.scheduler.jobs.get(job.job_id)
-        if core is not None and job.page is not None:
-            job.page.words[Word.ATTAINED_NS] = int(core.attained_s * 1e9)
 
     def arrive_again(self, job: LiveJob) -> None:
         """It has nothing on the device, as far as is known."""
@@ -247,111 +233,7 @@ class Live:
 
         return Link(job.job_id, page, self.lanes, want, broken, paged)
 
-    def ready(self, job: LiveJob) -> None:
-        if job.yields_late is not None:
-            job.yields_late = True
-            return
-        self.handle(ev.JobReady(job.job_id))
-
-    def yielding(self, job: LiveJob, now: bool) -> None:
-        """The job is about to yield. The next one is told, so that the lease can go straight to it.
-
-        `now`: it did not know of a next one, and only waits for the device. So that one wakes up, and we stay awake.
-        """
-        self.settle_batons()
-        if job.job_id not in self.holders or self.scheduler.jobs[job.job_id].stalled:
-            return
-        self.handle(ev.JobYielding(job.job_id))
-        following = self.jobs.get(self.scheduler.next_in_lane(job.job_id) or "")
-        if now and following is not None and following.page is not None:
-            following.page.words[Word.SOON] = 1
-            _wake(following.grant_event)
-            self._awake_until = self._loop.time() + AWAKE_S
-            self._stay_awake()
-
-    def _foresee_boundary(self, job: LiveJob, page: Page) -> None:
-        """Its lease was revoked. Shortly before it gets to a boundary the next one is told, so as to be awake then."""
-        iteration_s = self.scheduler.jobs[job.job_id].iteration_s
-        if job.link is None:
-            # On the host device it yields at the end of its iteration and does not say so beforehand. If that is far
-            # off, better not to be bound until then.
-            if self.device.gpu is None and iteration_s <= FORESEEN_S:
-                self._loop.call_soon(self._will_yield, job, job.grants)
-            return
-        state, left_s = page.words[Word.STATE], iteration_s
-        if state == JobState.BETWEEN:
-            left_s = 0.0
-        elif not iteration_s:
-            return  # it says so itself, when it is there
-        elif state == JobState.ITERATING:
-            # (What the page says is the job's own, and bounded by what is possible.)
-            left_s -= max(0, time.monotonic_ns() - page.words[Word.BEGAN_NS]) / 1e9
-        self._loop.call_later(max(0.0, left_s - AHEAD_S), self._will_yield, job, job.grants)
-
-    def _will_yield(self, job: LiveJob, grants: int) -> None:
-        # Not if that lease is over: the next one was not revoked.
-        if self.jobs.get(job.job_id) is job and job.grants == grants:
-            self.yielding(job, now=False)
-
-    def _stay_awake(self) -> None:
-        """Going to sleep and waking up again takes longer than what is to be done then."""
-        if self._loop.time() < self._awake_until:
-            self._loop.call_soon(self._stay_awake)
-
-    def yielded(self, job: LiveJob, wants_more: bool, passed: bool = False) -> None:
-        self.settle_batons()
-        if passed:
-            return
-        if job.link is not None and not job.link.catch_up():
-            # It may have taken something for itself that we did not hear of. Its lane is its own until it is dead.
-            raise RequestRejected(f"the arena of job {job.job_id} cannot be followed any more")
-        if self.scheduler.jobs[job.job_id].stalled:
-            # Another of its threads waits for memory. The lease is over when that has been settled.
-            job.yields_late = wants_more
-            return
-        if not self.scheduler.jobs[job.job_id].holds:
-            raise RequestRejected(f"job {job.job_id} gives up a lease that it does not have")
-        self._end_offer(job)
-        self._gave_up(job, wants_more)
-
-    def settle_batons(self) -> None:
-        """Leases that went straight from one job to the next."""
-        for offer, wants_more in self.batons.passed():
-            if offer.heir is None:
-                self._gave_up(offer.giver, wants_more)
-                continue
-            offer.heir.runs_already = True
-            try:
-                self._gave_up(offer.giver, wants_more)
-            finally:
-                offer.heir.runs_already = False
-
-    def _end_offer(self, giver: LiveJob) -> None:
-        """Its lease is over, and was not passed on. An heir that went on by itself must not get it."""
-        gone = self.batons.over(giver)
-        if gone is not None and gone.job_id in self.scheduler.jobs:
-            self.decide(ev.JobIdled(gone.job_id))
-
-    def recalled(self, heir: LiveJob, ticket: int) -> None:
-        """It does not hold the lease that it was promised, and cannot take it any more."""
-        self.settle_batons()
-        if self.batons.is_promised(heir, ticket):
-            # It waits like any other again.
-            self.decide(ev.JobIdled(heir.job_id))
-            self.decide(ev.JobReady(heir.job_id))
-
-    def _gave_up(self, job: LiveJob, wants_more: bool) -> None:
-        self._report_others(job)
-        iterations, used_s = self._used(job)
-        self.holders.pop(job.job_id, None)
-        self._lease_is_over(job)
-        self.decide(ev.IterationFinished(job.job_id, used_s, iterations, yielded=wants_more))
-        self._note_time(job)
-        if not wants_more:
-            # Idle ends the lease too. Yielded first, the job might be granted the next one before it is idle.
-            self.decide(ev.JobIdled(job.job_id))
-
-    def _lease_is_over(self, job: LiveJob) -> None:
+    def lease_is_over(self, job: LiveJob) -> None:
         if job.link is None:
             return
         job.link.holds = False
@@ -360,14 +242,6 @@ class Live:
             # Another user came while it ran; it did not know that it had to clear what it leaves.
             self.lanes.get(core.lane).drop_all()
             self._tell_of_holes(core.lane)
-
-    def lease_went_with(self, job: LiveJob) -> None:
-        """It was paged out in mid-iteration, and so its lease is over."""
-        self._end_offer(job)
-        self._report_others(None)
-        self.holders.pop(job.job_id, None)
-        if job.link is not None:
-            job.link.holds = False
 
     def _lane_has_holes(self, lane_id: int) -> None:
         """A job took something for itself. Others are told soon, and once of all that it takes meanwhile."""
@@ -383,14 +257,9 @@ class Live:
             if link is not None and link.lane_id == lane_id and link.let_go_of_holes() and worker is not None:
                 worker.send(msg.Look())
 
-    def _yield_late(self, job: LiveJob) -> None:
-        wants_more, job.yields_late = job.yields_late, None
-        if wants_more is not None and job.job_id in self.jobs and job.job_id in self.holders:
-            self.yielded(job, wants_more)
-
     def worker_lost(self, job: LiveJob) -> None:
         """The connection of the process that used the device has ended; its process, as a rule, with it."""
-        self.settle_batons()
+        self.leases.settle()
         if self._still_uses_memory(job):
             job.worker = None
             core = self.scheduler.jobs[job.job_id]
@@ -398,15 +267,15 @@ class Live:
                 # It goes on by itself, outside the lane. A lease would be lost on it.
                 self.decide(ev.JobIdled(job.job_id))
             elif core.lease is Lease.PROMISED:
-                self.batons.recall(job)
+                self.leases.batons.recall(job)
             return
         # It is dead: whatever it passed on, it had passed on before.
-        self.settle_batons()
-        self._report_others(None)
-        self._end_offer(job)
+        self.leases.settle()
+        self.leases.report(None)
+        self.leases.end_offer(job)
         self._drop_what_it_left(job)
         job.worker = None
-        self.holders.pop(job.job_id, None)
+        self.leases.holders.pop(job.job_id, None)
         job.used = footprint_of(self.scheduler, job)
         if job.link is not None:
             job.link.close()
@@ -468,9 +337,9 @@ class Live:
             # What was started is done, and something it started in turn is not.
             job.ends_with = job.ends_with or (exit_code,)
             return
-        self.settle_batons()
-        self._end_offer(job)
-        self._report_others(None)
+        self.leases.settle()
+        self.leases.end_offer(job)
+        self.leases.report(None)
         self._drop_what_it_left(job)
         core = self.scheduler.jobs[job.job_id]
         job.final = {
@@ -480,11 +349,11 @@ class Live:
             **footprint_of(self.scheduler, job),
         }
         job.finished_at, job.exit_code = time.time(), exit_code
-        self.holders.pop(job.job_id, None)
+        self.leases.holders.pop(job.job_id, None)
         self.decide(ev.JobLeft(job.job_id))
         self._file(job)
         if all(other.uid != job.uid for other in self.jobs.values()):
-            self.batons.forget_user(job.uid)
+            self.leases.batons.forget_user(job.uid)
         self.sizes.remember(job, core, exit_code)
         for waiter in job.waiters:
             waiter.send(msg.Ended(job.job_id, exit_code))
@@ -513,12 +382,12 @@ class Live:
     # The core
 
     def handle(self, event: ev.Event) -> list[act.Action]:
-        self.settle_batons()
-        self._report_others(None)
+        self.leases.settle()
+        self.leases.report(None)
         return self.decide(event)
 
     def decide(self, event: ev.Event) -> list[act.Action]:
-        self.settle_batons()
+        self.leases.settle()
         now = self._loop.time()
         actions = self.scheduler.handle(event, now)
         answers: list[ev.Event] = []
@@ -545,45 +414,18 @@ class Live:
         if job is not None and job.worker is not None:
             self._loop.call_soon(job.worker.close)
 
-    def _report_others(self, besides: LiveJob | None) -> None:
-        """What the lease holders used since the last time, off their pages."""
-        for job in list(self.holders.values()):
-            if job is not besides:
-                iterations, used_s = self._used(job)
-                if used_s > 0 or iterations:
-                    self.decide(ev.IterationFinished(job.job_id, used_s, iterations))
-                    self._note_time(job)
-
-    def _used(self, job: LiveJob) -> tuple[int, float]:
-        if job.page is None:
-            return 0, 0.0
-        # The page is the job's to write, so what it says is bounded by what is possible.
-        iterations, used_ns = job.page.used(time.monotonic_ns())
-        more = max(0, iterations - job.reported_iterations)
-        more_ns = max(0, used_ns - job.reported_ns)
-        job.reported_iterations += more
-        job.reported_ns += more_ns
-        return more, more_ns / 1e9
-
     def _obey(self, action: act.Action, answers: list[ev.Event]) -> None:
         match action:
             case act.GrantLease(job_id):
-                self._grant(self.jobs[job_id])
+                self.leases.grant(self.jobs[job_id])
             case act.RevokeLease(job_id):
-                job = self.jobs[job_id]
-                if job.page is not None:
-                    job.page.words[Word.REVOKE] = 1
-                    self._foresee_boundary(job, job.page)
+                self.leases.revoke(self.jobs[job_id])
             case act.PromiseLease(job_id, _, after):
-                heir = self.jobs[job_id]
-                if self.batons.offer(self.jobs[after], heir):
-                    # It sleeps by the bell from now on.
-                    _wake(heir.grant_event)
-                else:
+                if not self.leases.promise(self.jobs[job_id], self.jobs[after]):
                     answers.append(ev.PromiseRefused(job_id))
             case act.WithdrawPromise(job_id):
                 if job_id in self.jobs:
-                    self.batons.withdraw(self.jobs[job_id])
+                    self.leases.batons.withdraw(self.jobs[job_id])
             case act.AdmitJob(job_id):
                 job = self.jobs[job_id]
                 self.admit(job)
@@ -594,12 +436,12 @@ class Live:
             case act.AllowGrowth(job_id):
                 self.admit(self.jobs[job_id])
                 self._note_place(self.jobs[job_id])
-                self._loop.call_soon(self._yield_late, self.jobs[job_id])
+                self._loop.call_soon(self.leases.yield_late, self.jobs[job_id])
             case act.RefuseGrowth(job_id):
                 link = self.jobs[job_id].link
                 if link is not None:
                     link.refuse()
-                self._loop.call_soon(self._yield_late, self.jobs[job_id])
+                self._loop.call_soon(self.leases.yield_late, self.jobs[job_id])
             case act.LeaveLane(job_id):
                 job = self.jobs[job_id]
                 self._note_place(job)
@@ -622,29 +464,6 @@ class Live:
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer = self._loop.call_at(at_s, self._timer_fired)
-
-    def _grant(self, job: LiveJob) -> None:
-        if job.page is None:
-            return
-        if job.started_at is None:
-            job.started_at = time.time()
-        self.holders[job.job_id] = job
-        words = job.page.words
-        if not job.runs_already:
-            if job.link is not None:
-                job.link.holds = False
-                job.link.bring_up_to_date()
-                job.link.holds = True
-            job.cleared = bool(words[Word.SCRUB])
-        words[Word.REVOKE] = words[Word.CONTENDED] = words[Word.SOON] = 0
-        if job.link is not None and job.link.suspended:
-            # It waits in the middle of an iteration, and goes on with that one.
-            job.link.resume()
-            return
-        job.grants += 1
-        words[Word.GRANTS] = job.grants
-        self._awake_until = 0.0
-        _wake(job.grant_event)
 
     # Memory
 
@@ -737,7 +556,7 @@ class Live:
 
     def refresh(self) -> None:
         """Brings the counters of running jobs up to date, for somebody who looks."""
-        self._report_others(None)
+        self.leases.report(None)
 
     def status(self) -> dict[str, Any]:
         scheduler = self.scheduler
@@ -768,9 +587,3 @@ class Live:
                 for lane in scheduler.lanes.values()
             ][:MOST_LANES],
         }
-
-
-def _wake(event: int) -> None:
-    # A job can fill its own event up to the brim; then it is awake.
-    with contextlib.suppress(BlockingIOError):
-        os.eventfd_write(event, 1)

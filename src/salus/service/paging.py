@@ -127,7 +127,7 @@ class Pager:
             if not done:
                 log.warning("job %s could not be paged out", job.job_id)
             elif job.link.suspended:
-                self._live.lease_went_with(job)
+                self._live.leases.went_with(job)
             else:
                 self._live.sizes.went_out(job)
             self._live.handle(ev.PageOutFinished(job.job_id) if done else ev.PageOutFailed(job.job_id))

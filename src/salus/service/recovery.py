@@ -82,7 +82,7 @@ class Recovery:
         if job.link is not None:
             job.link.suspended, job.link.holds = asked.suspended, asked.holds
         if asked.holds:
-            live.holders[job.job_id] = job
+            live.leases.holders[job.job_id] = job
         live.decide(
             ev.JobReturned(
                 replace(live.sizes.spec(job), footprint=footprint),

@@ -1,4 +1,4 @@
-"""`salus serve`: the socket, who may speak on it, and what is answered.
+"""`salus serve`: who may speak to the service, and what is answered.
 
 One process, one thread, asyncio. A connection is a person's command, a launcher or a process of a job; which of them
 shows in what it says first. When a connection ends, what hung on it ends: that is how deaths are noticed.
@@ -8,29 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import gc
 import logging
 import os
-import re
 import resource
 import signal
 import socket
 import sqlite3
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from salus import __version__
 from salus.core.placement import choose
 from salus.errors import NoService, RequestRejected, SalusError, ServiceUnavailable
-from salus.paths import lock_path, make_private, prepare_for_socket, take_over
+from salus.paths import make_private, take_over
 from salus.plugins import load_policy
 from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob, to_message, version_mismatch
 from salus.registry import FILE, Record, Registry, SavedJob
+from salus.service.address import Address
 from salus.service.connection import Connection
 from salus.service.devices import Device, allowed
 from salus.service.gpu import Gpu, Nvml
@@ -47,14 +45,13 @@ log = logging.getLogger(__name__)
 LINGER_S = 1.0
 """A service that was started for a job waits this long after its last one."""
 WATCH_S = 0.5
+"""How often NVML is asked who uses how much."""
 MPS_WATCH_S = 0.1
 """Whoever dies of a fault is told while its process still comes to its end."""
-"""How often NVML is asked who uses how much."""
 REFUSAL_S = 1.0
 """How long somebody who is turned away may take to read that."""
 BUSY_S = 0.2
 """How long a write to the list of jobs may hold everything up while a command or a launcher writes."""
-BACKLOG = 512
 GARBAGE_THRESHOLD = 20_000
 
 
@@ -92,12 +89,8 @@ class Server:
         self._launchers: dict[Connection, LiveJob] = {}
         self._workers: dict[Connection, LiveJob] = {}
         _allow_many_descriptors()
-        self._folder_is_ours = prepare_for_socket(options.socket)
+        self._address = Address(options.socket, for_others=options.users != frozenset())
         take_over(options.state, "SALUS_STATE_DIR")
-        self._lock = _lock(options.socket)
-        _check_that_nobody_answers(options.socket)
-        if options.users != frozenset() and not self._folder_is_ours:
-            _check_that_others_can_reach(options.socket.parent)
         journal_folder = make_private(options.state / "journal", "SALUS_STATE_DIR")
         self._history = History(options.state / "history.sqlite")
         self._registry = Registry(options.state / FILE, str(options.socket), busy_s=BUSY_S)
@@ -157,19 +150,7 @@ class Server:
 
     async def run(self, started: Callable[[], None] = lambda: None) -> int:
         """Serves until told to end. 1 if the journal broke off, else 0."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.suppress(FileNotFoundError):
-            self._options.socket.unlink()
-        listener.bind(str(self._options.socket))
-        if self._options.users == frozenset():
-            self._options.socket.chmod(0o600)
-        else:
-            # Who may speak is decided by who it is, not by who can reach the socket.
-            if self._folder_is_ours:
-                self._options.socket.parent.chmod(0o755)
-            self._options.socket.chmod(0o666)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
+        listener = self._address.listen()
         self._loop.add_reader(listener.fileno(), self._accept, listener)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop, self._options.on_stop == "drain")
@@ -194,9 +175,7 @@ class Server:
             for chore in chores:
                 chore.cancel()
             self._loop.remove_reader(listener.fileno())
-            listener.close()
-            with contextlib.suppress(FileNotFoundError):
-                self._options.socket.unlink()
+            self._address.close(listener)
             self._release()
             for connection in list(self._connections):
                 connection.send(msg.Farewell())
@@ -208,7 +187,7 @@ class Server:
                 journal.close()
             self._history.close()
             self._registry.close()
-            self._lock.close()
+            self._address.leave()
         return 1 if any(journal.broken for journal in self._journals) else 0
 
     def _recover(self) -> None:
@@ -350,22 +329,22 @@ class Server:
 
     def _on_ready(self, connection: Connection, message: msg.Ready) -> None:
         job = self._worker(connection)
-        job.live.ready(job)
+        job.live.leases.ready(job)
 
     def _on_yielding(self, connection: Connection, message: msg.Yielding) -> None:
         job = self._worker(connection)
-        job.live.yielding(job, message.now)
+        job.live.leases.yielding(job, message.now)
 
     def _on_yielded(self, connection: Connection, message: msg.Yielded) -> None:
         job = self._worker(connection)
         try:
-            job.live.yielded(job, message.wants_more, message.passed)
+            job.live.leases.yielded(job, message.wants_more, message.passed)
         except RequestRejected as error:
             raise msg.ProtocolError(str(error)) from None
 
     def _on_recalled(self, connection: Connection, message: msg.Recalled) -> None:
         job = self._worker(connection)
-        job.live.recalled(job, message.ticket)
+        job.live.leases.recalled(job, message.ticket)
 
     def _on_finished(self, connection: Connection, message: msg.Finished) -> None:
         job = self._launchers.get(connection)
@@ -518,58 +497,3 @@ def _allow_many_descriptors() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _check_that_nobody_answers(path: Path) -> None:
-    """None of ours does: we have the lock. But it may be another program's socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return
-        except OSError as error:
-            fault = error.strerror
-        else:
-            fault = "it answers"
-    raise RequestRejected(f"{path}: is another program's socket ({fault}); set SALUS_SOCKET to another path")
-
-
-def _check_that_others_can_reach(folder: Path) -> None:
-    if not folder.stat().st_mode & 0o001:
-        raise RequestRejected(
-            f"--users: others cannot reach {folder}, which holds more than the service's; "
-            "set SALUS_SOCKET to a path in a folder for it alone"
-        )
-
-
-def _open_lock(path: Path) -> TextIO:
-    """Never what is not ours: it is emptied."""
-    try:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+")
-    except OSError as error:
-        raise RequestRejected(f"{path}: cannot be used ({error.strerror}); set SALUS_SOCKET to another path") from None
-    found = os.fstat(file.fileno())
-    ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and found.st_size < 32
-    if not ours or re.fullmatch(r"\d*\s*", file.read()) is None:
-        file.close()
-        raise RequestRejected(f"{path}: is no lock of ours; set SALUS_SOCKET to another path")
-    return file
-
-
-def _lock(path: Path) -> TextIO:
-    """One service a socket: whoever holds the lock file is it. A dead one's lock is gone with it."""
-    file = _open_lock(lock_path(path))
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        pid = file.read().strip() or "unknown"
-        file.close()
-        raise RequestRejected(
-            f"a service runs on {path} already (process {pid}); stop it, or set SALUS_SOCKET"
-        ) from None
-    file.seek(0)
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file

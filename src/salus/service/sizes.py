@@ -112,7 +112,7 @@ class Sizes:
 
     def wanted(self, job: LiveJob) -> None:
         """The job waits in an allocation. It gets a little more than it asks for, so as not to ask every time."""
-        self._live.settle_batons()
+        self._live.leases.settle()
         core = self._live.scheduler.jobs.get(job.job_id)
         if job.link is None or job.link.wanted is None or core is None:
             return
@@ -225,7 +225,7 @@ class Sizes:
         """Since the last look. It is a job's if that was alone on the GPU all the time."""
         ours = {job.worker.pid for job in self._live.jobs.values() if job.worker is not None}
         now = None
-        holders = list(self._live.holders.values())
+        holders = list(self._live.leases.holders.values())
         if len(holders) == 1 and holders[0].page is not None and used_by.keys() <= ours:
             words = holders[0].page.words
             now = Turn(holders[0].job_id, words[Word.GRANTS], words[Word.ITERATIONS])

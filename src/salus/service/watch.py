@@ -40,7 +40,7 @@ class Watch:
 
     def look_soon(self) -> None:
         """Somebody may be waiting for a holder that sits."""
-        if self._contention is None and len(self._live.holders) < len(self._live.jobs):
+        if self._contention is None and len(self._live.leases.holders) < len(self._live.jobs):
             self._contention = self._loop.call_later(CONTENTION_S, self._tell_contention)
 
     def _tell_contention(self) -> None:
@@ -51,7 +51,7 @@ class Watch:
         """
         self._contention = None
         # One that passed its lease on may have been stopped before it could say so.
-        self._live.settle_batons()
+        self._live.leases.settle()
         scheduler = self._live.scheduler
         jobs = scheduler.jobs
         # Somebody waits for a turn, or for memory that one who sits there could do without.
@@ -59,7 +59,7 @@ class Watch:
         contended = contended or any(core.ready for core in scheduler.queue)
         grows = any(core.wanted is not None and not core.holds for core in jobs.values())
         again_s = CONTENTION_S if contended else LONG_S if grows else None
-        for job in self._live.holders.values():
+        for job in self._live.leases.holders.values():
             if job.page is None or job.worker is None:
                 continue
             words = job.page.words
@@ -85,7 +85,7 @@ class Watch:
     def look_for_stuck(self, after_s: float) -> None:
         """Lease holders that pass no boundary: an endless loop, a breakpoint, Ctrl-Z."""
         now = self._loop.time()
-        for job in list(self._live.holders.values()):
+        for job in list(self._live.leases.holders.values()):
             core = self._live.scheduler.jobs[job.job_id]
             if job.page is None:
                 continue
@@ -96,7 +96,7 @@ class Watch:
             if stuck != core.stuck:
                 if stuck:
                     log.warning("job %s (%s) has passed no boundary for %g s", job.job_id, job.asked.name, after_s)
-                    self._live.batons.recall(job)
+                    self._live.leases.batons.recall(job)
                 self._live.handle(ev.JobStuck(job.job_id, stuck))
 
 
