@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from salus.core import actions as act
@@ -351,3 +353,48 @@ def test_growth_between_iterations_leaves_room_for_somebody_to_run():
     world.leave("c")
     world.answer_all()
     assert world.running() == ["b"]
+
+
+@pytest.mark.parametrize("host_bytes", [None, int(1.5 * GIB)])
+def test_a_job_seen_to_need_more_than_is_left_to_it_does_not_come_and_go_for_ever(host_bytes):
+    world = World("fair", capacity=12, quantum_s=0.02, host_bytes=host_bytes)
+    world.arrive("large", footprint(2, 2, 4))
+    world.arrive("seen", footprint(1, 1))
+    world.go_on()
+    # What the other has for itself for good leaves 8, and it needs 9.
+    world.measure("seen", footprint(1, 1, 7))
+    for _ in range(100):
+        world.go_on()
+    assert Counter(kinds(world.log))["PageOut"] <= 3
+    assert world.scheduler.jobs["large"].iterations_done > 50
+    world.drain()
+
+
+def test_one_that_went_aside_in_mid_iteration_keeps_nobody_out():
+    world = World("fair", capacity=12, quantum_s=0.02)
+    world.arrive("large", footprint(2, 2, 4))
+    world.arrive("aside", footprint(1, 1))
+    world.go_on()
+    world.measure("aside", footprint(1, 1, 7))
+    world.want("aside", footprint(1, 2))
+    for _ in range(10):
+        world.go_on()
+    world.arrive("later", footprint(0.5, 0.5))
+    for _ in range(200):
+        world.go_on()
+    assert world.scheduler.jobs["large"].iterations_done > 50
+    assert world.scheduler.jobs["later"].iterations_done
+
+
+def test_idle_jobs_in_lanes_are_no_reason_for_all_others_to_stand_still():
+    world = World("fair", capacity=16, quantum_s=0.0)
+    world.arrive("a", footprint(0, 6.5))
+    world.arrive("b", footprint(0, 3), ready=False)
+    world.arrive("idle", footprint(0, 0), ready=False)
+    world.arrive("c", footprint(1.5, 3.5), owner=1)
+    world.send(ev.JobReady("b"))
+    world.want("a", footprint(5.5, 0))
+    world.measure("b", footprint(6, 3.5))
+    for _ in range(100):
+        world.go_on()
+    assert sum(job.iterations_done for job in world.scheduler.jobs.values()) > 50, "one of them has a lane"

@@ -389,22 +389,35 @@ def test_while_a_newcomer_loads_its_model_the_last_that_can_run_stays():
     world = World(policy="fair:patience=1", capacity=12, quantum_s=1.0)
     for job_id in "abcd":
         world.arrive(job_id, footprint(4, 2))
-
-    def go_on() -> None:
-        for job_id in world.running():
-            # Newcomers are granted the lease that they were waiting for, and do not use it before they have loaded.
-            (world.idle if job_id in "cd" else world.iterate)(job_id)
-        world.now += 0.1
-        world.answer_all()
-        if world.timer_s is not None and world.timer_s <= world.now:
-            world.fire_timer()
-
-    busy = []
     while world.lane_of("c") is None and world.lane_of("d") is None:
-        go_on()
+        world.go_on(loads="cd")
         assert world.now < 5
-    came = world.now
+    came, busy = world.now, []
     while world.now < came + 5:
-        go_on()
+        world.go_on(loads="cd")
         busy.append(bool(world.running()))
     assert sum(busy) > 0.9 * len(busy), "one of the first two goes on"
+
+
+@pytest.mark.parametrize("every_s", [1000.0, 5.0])
+@pytest.mark.parametrize(
+    ("policy", "at_most_s"), [("priority", 1.0), ("srtf", 1.0), ("fair:patience=1", 12.0), ("rr:patience=1", 12.0)]
+)
+def test_newcomers_that_load_keep_nobody_else_out(policy, at_most_s, every_s):
+    """What is urgent does not wait for them at all, and others not for ever, however many of them come."""
+    world = World(policy, capacity=16, quantum_s=0.02)
+    world.arrive("first", footprint(8, 4), length_s=1000.0)
+    for _ in range(20):
+        world.go_on()
+    newcomers: list[str] = []
+    came = last = world.now - 1000.0
+    while "urgent" not in world.places or not world.scheduler.jobs["urgent"].iterations_done:
+        if world.now - last >= every_s:
+            last = world.now
+            newcomers.append(f"newcomer {len(newcomers)}")
+            world.arrive(newcomers[-1], footprint(0.1, 0.1), ready=False, length_s=1000.0)
+        if "urgent" not in world.places:
+            came = world.now
+            world.arrive("urgent", footprint(8, 4), priority=5, length_s=1.0)
+        world.go_on(loads=newcomers)
+        assert world.now < came + at_most_s

@@ -32,3 +32,15 @@ def test_a_stuck_holder_that_comes_to_a_boundary_is_as_good_as_any():
     assert world.running() == ["b"]
     assert not world.scheduler.jobs["a"].stuck
     world.drain()
+
+
+def test_one_that_is_stuck_is_not_waited_for_to_make_room():
+    world = World("fair", capacity=16)
+    world.arrive("grows", footprint(4, 2))
+    world.arrive("stuck", footprint(4, 2))
+    world.send(ev.JobStuck("stuck"))
+    world.want("grows", footprint(4, 10))
+    world.arrive("later", footprint(1, 1))
+    for _ in range(100):
+        world.go_on(stuck=("stuck",))
+    assert world.scheduler.jobs["later"].iterations_done, "it fits"

@@ -7,6 +7,7 @@ orders add up to, a test fails here, whatever `validate` says.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from salus.core import actions as act
@@ -160,6 +161,17 @@ class World:
         self.now = max(self.now, self.timer_s)
         self.timer_s = None
         return self.send(ev.TimerFired())
+
+    def go_on(self, seconds: float = 0.1, loads: Collection[str] = (), stuck: Collection[str] = ()) -> None:
+        """Whoever can run does. Those that load their model give up a lease they get; those that are stuck nothing."""
+        self.answer_all()
+        for job_id in self.running():
+            place = self.places[job_id]
+            if place.holds_lease and not place.stalled and job_id not in stuck:
+                (self.idle if job_id in loads else self.iterate)(job_id)
+        self.now += seconds
+        if self.timer_s is not None and self.timer_s <= self.now:
+            self.fire_timer()
 
     # Looking
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from types import SimpleNamespace
+from typing import Any
 
+from salus.core.model import Lease
+from salus.protocol.page import JobState, Page, Word
+from salus.service.watch import Watch
 from tests.service.harness import eventually, finish
 
 
@@ -36,3 +42,30 @@ def test_under_a_policy_that_runs_one_at_a_time_a_stuck_one_does_not_count(serve
     os.kill(pid, signal.SIGCONT)
     service.salus("cancel", service.jobs()["first"]["id"])
     first.wait(timeout=10)
+
+
+def test_a_holder_that_sits_and_is_to_make_room_is_told_also_where_everybody_has_a_lease():
+    async def run() -> list[str]:
+        told: list[str] = []
+        cores, holders = {}, {}
+        for name, lease, state in (
+            ("sits", Lease.REVOKED, JobState.BETWEEN),
+            ("wants", Lease.HELD, JobState.ITERATING),
+        ):
+            page, _ = Page.create()
+            page.words[Word.STATE] = state
+            worker = SimpleNamespace(send=lambda _, name=name: told.append(name))
+            holders[name] = SimpleNamespace(job_id=name, page=page, link=object(), passed=0, worker=worker)
+            cores[name] = SimpleNamespace(lease=lease, competing=False, holds=True, ready=True, wanted=None)
+        live: Any = SimpleNamespace(
+            leases=SimpleNamespace(holders=holders, settle=lambda: None),
+            jobs=holders,
+            scheduler=SimpleNamespace(jobs=cores, queue=[]),
+        )
+        Watch(live).look_soon()
+        deadline = asyncio.get_running_loop().time() + 5
+        while not told and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        return told
+
+    assert asyncio.run(run()) == ["sits"]

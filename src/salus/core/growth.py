@@ -64,6 +64,9 @@ def grow(st: State) -> bool:
             # It waits for the end of the iteration of the one before it, which is told to stop there.
             st.vacating.add(first.job_id)
             waits = True
+        elif job.phase is Phase.PAGED_OUT and not could_run(st, job, wanted):
+            # It would take from others what they run in, and not be able to run itself before they end.
+            waits = False
         elif _growth_bytes(st.lanes, job, wanted) > st.lanes.free_bytes:
             waits = _make_room_to_grow(st, job, wanted)
         else:
@@ -103,7 +106,7 @@ def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
     if any(room.must_stay(st, other) for other in (job, *others)):
         # Who could not be paged out may be yet.
         return job.stalled
-    if not job.stalled and any(other.wanted is None for other in others):
+    if not job.stalled and any(_may_free_memory(st, other, job) for other in others):
         # It is at a boundary and only gets no new lease; those who can run free its memory when they end.
         return False
     if st.lanes.coming_bytes or any(_can_go_on(st, other, job) for other in others):
@@ -139,10 +142,22 @@ def _leaves_no_lane(st: State, job: Job, wanted: Footprint) -> bool:
     """Whether nobody could run any more if a job that does not run had this too, and memory for paging were used up."""
     if st.lanes.lanes or job.stalled or st.config.host_bytes is None:
         return False
-    lanes = [
+    needs = [
         other.footprint.ephemeral_bytes for other in st.waiting if other is not job and other.phase is Phase.PARKED
     ]
-    return bool(lanes) and st.lanes.free_bytes - _growth_bytes(st.lanes, job, wanted) < min(lanes)
+    # Those that are idle now do not count, but it must not only take what they would need, and not run itself.
+    needs.append(wanted.ephemeral_bytes + (wanted.persistent_bytes if job.phase is Phase.PAGED_OUT else 0))
+    return st.lanes.free_bytes - _growth_bytes(st.lanes, job, wanted) < min(needs)
+
+
+def could_run(st: State, job: Job, wanted: Footprint) -> bool:
+    """Whether it fits beside what nobody can take from the others."""
+    stays = sum(
+        other.footprint.internal_bytes
+        for other in st.jobs.values()
+        if other is not job and other.phase is not Phase.WAITING
+    )
+    return wanted.total_bytes + stays + st.lanes.outside_bytes <= st.config.capacity_bytes
 
 
 def _can_wait(st: State, job: Job, wanted: Footprint) -> bool:
@@ -172,6 +187,15 @@ def _can_go_on(st: State, other: Job, stalled: Job) -> bool:
         return False
     holder = st.leases[other.lane].holder
     return holder is None or holder is other or not (holder.stalled or holder.stuck)
+
+
+def _may_free_memory(st: State, other: Job, job: Job) -> bool:
+    """The same for one at a boundary: nobody else waits for it, and those that are idle may go on one day."""
+    if other.wanted is None and not other.ready:
+        return True
+    if other.wanted is None and other.phase is Phase.PARKED:
+        return st.lanes.find(0, other.footprint.ephemeral_bytes, other.spec.owner) is not None
+    return other.phase is Phase.PAGING_OUT or _can_go_on(st, other, job)
 
 
 def _growth_bytes(table: LaneTable, job: Job, wanted: Footprint) -> int:

@@ -67,6 +67,8 @@ def _admit_waiting(st: State) -> None:
     for job in _next_in_line(st):
         if closed and job.phase is Phase.WAITING:
             continue
+        if _would_go_again(st, job):
+            continue
         # The first half is what `_place_for` would find out too; this loop is the hottest there is.
         place = None if job.blocked_at == st.lanes.freed else _place_for(st, job)
         if place is not None:
@@ -86,7 +88,7 @@ def _admit_waiting(st: State) -> None:
         # Jobs that hold memory already may pass even then: the blocked one may be waiting for just that memory. And
         # one that could not run yet if it had its memory keeps nobody out.
         closed = closed or (job.ready and (not st.policy.overtakes or job.overtaken >= OVERTAKEN_LIMIT))
-    if blocked and not st.lanes.lanes:
+    if blocked and nobody_runs and not _somebody_will_run(st):
         _break_standstill(st)
 
 
@@ -99,9 +101,18 @@ def _next_in_line(st: State) -> list[Job]:
     return head
 
 
+def _somebody_will_run(st: State) -> bool:
+    """Somebody in a lane wants to, or memory is on its way. One that is idle there may never."""
+    return bool(st.lanes.coming_bytes) or any(
+        job.ready or job.holds or job.phase is Phase.PAGING_IN for job in st.on_gpu.values() if job.lane is not None
+    )
+
+
 def _break_standstill(st: State) -> None:
-    """Nobody is in a lane, and those that hold memory keep one another out: whatever the policy says, one must run."""
+    """Those that hold memory keep one another out, and nobody computes: whatever the policy says, one must run."""
     for job in [*st.returning, *st.waiting.head(LOOKAHEAD)]:
+        if _would_go_again(st, job) or (st.lanes.lanes and not job.ready):
+            continue
         others = [other for other in st.on_gpu.values() if other is not job and room.can_move(other)]
         place = _place_for(st, job)
         if place is not None:
@@ -109,6 +120,11 @@ def _break_standstill(st: State) -> None:
             return
         if room.make_room(st, room.last_first(st, others), _fits(job)):
             return
+
+
+def _would_go_again(st: State, job: Job) -> bool:
+    """On the host, and wants more than it can have before others end: it would come in, not run, and step aside."""
+    return job.phase is Phase.PAGED_OUT and job.wanted is not None and not growth.could_run(st, job, job.wanted)
 
 
 def _place_for(st: State, job: Job) -> Place | None:
@@ -206,6 +222,8 @@ def page_out_finished(st: State, job: Job) -> None:
         job.footprint = replace(job.wanted, internal_bytes=job.footprint.internal_bytes)
         if job.footprint.covers(job.wanted):
             growth.stop_growing(st, job)
+        # It has nothing in a lane any more, so it is in nobody's way.
+        job.stalled = False
     st.enter_phase(job, Phase.PAGED_OUT)
     room.enqueue(st, job)
 

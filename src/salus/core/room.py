@@ -20,7 +20,8 @@ COMING_S = 1.0
 """For a job that is on its way in, one that runs is kept on the GPU for this long at the most. More than the patience
 of a policy would make newcomers leave again as soon as they are in."""
 BEGINS_S = 10.0
-"""The same for one that has its memory and has yet to begin: it loads its model, say, and its data."""
+"""The same for one that has its memory and has yet to begin: it loads its model, say, and its data. What is urgent does
+not wait for that."""
 
 
 # The queue for memory
@@ -95,6 +96,8 @@ def to_page_bytes(job: Job) -> int:
 
 def make_room(st: State, victims: list[Job], fits: Callable[[LaneTable], bool]) -> bool:
     """Takes lanes, or else memory, from the first of `victims` until it `fits`; does nothing if it never would."""
+    # One that does not come to a boundary gives nothing up.
+    victims = [victim for victim in victims if not victim.stuck]
     with_lanes = [victim for victim in victims if victim.lane is not None and not victim.stalled]
     parked = _enough(st, with_lanes, fits, _without_lane)
     if parked:
@@ -185,7 +188,7 @@ def whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
         # One that comes before us in the order would take back at once what it gave up.
         behind = ours < (policy.memory_order(other), other.arrival)
         if behind and policy.may_displace(job, other, moment):
-            if other is not keeps_busy:
+            if other is not keeps_busy or not _is_kept(st, other, job):
                 victims.append(other)
             continue
         patience_over_at = max(job.since, other.on_gpu_since) + policy.patience_s
@@ -196,21 +199,23 @@ def whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
 
 def _keeps_busy(st: State) -> Job | None:
     """While one job gets ready to run, another must have something to compute: the first of those that can run."""
-    # One that was stopped on its way in never arrives.
-    until = max((job.on_gpu_since + _takes_s(job) for job in st.on_gpu.values()), default=st.now)
-    if st.now >= until:
-        return None
-    st.wake_at(until)
-    able = [job for job in st.on_gpu.values() if job.phase is Phase.RESIDENT and job.ready and not job.stalled]
-    begun = [job for job in able if job.iterations_done]
+    begun = [job for job in st.on_gpu.values() if job.competing and not job.stuck and job.iterations_done]
     return min(begun, key=lambda job: (st.policy.memory_order(job), job.arrival), default=None)
 
 
-def _takes_s(job: Job) -> float:
-    """From when it was given memory until it can run, at the most; with its memory, a newcomer has yet to load."""
-    if job.phase is Phase.PAGING_IN:
-        return COMING_S
-    return 0.0 if job.iterations_done or job.holds else BEGINS_S
+def _is_kept(st: State, resident: Job, waiting: Job) -> bool:
+    """Whether that one stays on the GPU for now although this one may displace it. Asks to be woken when it is over."""
+    # One that was stopped on its way in never arrives.
+    comes = [job.on_gpu_since + COMING_S for job in st.on_gpu.values() if job.phase is Phase.PAGING_IN]
+    until = max(comes, default=st.now)
+    if not st.policy.is_urgent(waiting, resident):
+        loads = [job.on_gpu_since + BEGINS_S for job in st.on_gpu.values() if not (job.iterations_done or job.holds)]
+        # Others may come all the time: it is not kept for ever.
+        until = max(until, min(max(loads, default=st.now), waiting.since + st.policy.patience_s + BEGINS_S))
+    if st.now >= until:
+        return False
+    st.wake_at(until)
+    return True
 
 
 def idle_enough_at(st: State, job: Job) -> float:

@@ -470,7 +470,12 @@ class Live:
     def admit(self, job: LiveJob) -> None:
         """Tells the job's arena what it may use, and in which lane; and asks for what it waits for beyond that."""
         core = self.scheduler.jobs.get(job.job_id)
-        if job.link is None or core is None or core.lane is None:
+        if job.link is None or core is None:
+            return
+        if core.lane is None:
+            # What it may have now it gets with a lane; so it must want one.
+            if job.link.wanted is not None:
+                self._loop.call_soon(self.sizes.wanted, job)
             return
         job.link.enter_lane(core.lane)
         self._isolate(job, core.lane)

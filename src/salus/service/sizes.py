@@ -116,13 +116,14 @@ class Sizes:
         core = self._live.scheduler.jobs.get(job.job_id)
         if job.link is None or job.link.wanted is None or core is None:
             return
-        if core.wanted is not None and (core.stalled or not core.holds):
-            # It waits already. (One that runs, and that more was seen of than it may have, does not: it begins to now.)
-            return
         if core.phase is not Phase.RESIDENT:
-            # It is asked again once it is admitted. Until then it wants the device, and may have room made for it.
+            # It is asked again once it is admitted. Until then it wants the device, and may have room made for it; also
+            # where more was seen of it than it may have, or it lost its lane while it waited.
             if not core.ready:
                 self._live.handle(ev.JobReady(job.job_id))
+            return
+        if core.wanted is not None and (core.stalled or not core.holds):
+            # It waits already. (One that runs, and that more was seen of than it may have, does not: it begins to now.)
             return
         if not self._may_grow(job):
             return

@@ -40,7 +40,13 @@ class Watch:
 
     def look_soon(self) -> None:
         """Somebody may be waiting for a holder that sits."""
-        if self._contention is None and len(self._live.leases.holders) < len(self._live.jobs):
+        if self._contention is not None:
+            return
+        holders, jobs = self._live.leases.holders, self._live.scheduler.jobs
+        # One that is to make room is told also where everybody has a lease.
+        if len(holders) < len(self._live.jobs) or any(
+            job_id in jobs and jobs[job_id].lease is Lease.REVOKED for job_id in holders
+        ):
             self._contention = self._loop.call_later(CONTENTION_S, self._tell_contention)
 
     def _tell_contention(self) -> None:

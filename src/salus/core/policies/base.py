@@ -101,6 +101,10 @@ class Policy:
         """May the waiting job, which would run at once, take the lane or the memory of the resident one?"""
         return False
 
+    def is_urgent(self, waiting: Job, resident: Job) -> bool:
+        """True if the waiting job, which may displace the other, does it even where nobody computes for a moment."""
+        return False
+
     def is_patient(self, waiting: Job, moment: Moment) -> bool:
         """True if this waiting job may displace nobody yet, whoever is there. Saves asking about each of them."""
         return False

@@ -29,6 +29,9 @@ class Priority(Fair):
             return waiting.spec.priority > resident.spec.priority
         return super().may_displace(waiting, resident, moment)
 
+    def is_urgent(self, waiting: Job, resident: Job) -> bool:
+        return waiting.spec.priority > resident.spec.priority
+
     def is_patient(self, waiting: Job, moment: Moment) -> bool:
         # Jobs of a lower level need not be waited for.
         return False

@@ -49,5 +49,9 @@ class Srtf(Policy):
         margin = moment.quantum_s if self._guesses else 0.0
         return bool(self.memory_order(waiting) + margin < self.memory_order(resident))
 
+    def is_urgent(self, waiting: Job, resident: Job) -> bool:
+        # Of one whose length is only guessed it is not known either whether it would run at once.
+        return waiting.remaining_s is not None
+
     def choose(self, firsts: Sequence[Job], moment: Moment) -> Iterable[Job]:
         return fill(firsts) if self._fill else firsts[:1]
