@@ -116,7 +116,7 @@ def test_when_a_job_leaves_the_next_one_takes_its_memory_over():
     world = World(policy="fifo")
     world.arrive("a", footprint(2, 12))
     world.arrive("b", footprint(6, 8))
-    assert kinds(world.leave("a")) == ["CloseLane"]
+    assert kinds(world.leave("a")) == ["CloseLane", "SetTimer"]
     assert world.running() == [], "the memory is not free until the lane has been released"
     assert kinds(world.answer()) == ["OpenLane", "AdmitJob", "GrantLease"]
     assert world.running() == ["b"]

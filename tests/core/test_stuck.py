@@ -44,3 +44,18 @@ def test_one_that_is_stuck_is_not_waited_for_to_make_room():
     for _ in range(100):
         world.go_on(stuck=("stuck",))
     assert world.scheduler.jobs["later"].iterations_done, "it fits"
+
+
+def test_one_that_is_stopped_on_its_way_out_of_its_lane_keeps_out_none_that_fits():
+    world = World("fair", capacity=10)
+    world.arrive("stopped", footprint(2, 4))
+    world.iterate("stopped")
+    world.idle("stopped")
+    world.now += 10
+    world.arrive("wants", footprint(2, 4), owner=1)
+    assert world.lane_of("stopped") is None and world.lane_of("wants") is None, "it never says that it has left"
+    world.arrive("fits", footprint(0.5, 0.5), owner=1)
+    for _ in range(10):
+        world.now += 1
+        world.send(ev.TimerFired())
+    assert world.running() == ["fits"]

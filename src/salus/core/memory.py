@@ -40,11 +40,15 @@ OVERTAKEN_LIMIT = 64
 """A job that was overtaken this often is not overtaken again by jobs that hold no memory yet."""
 STAYS_S = 5.0
 """A job that could not be paged out is not tried again for this long."""
+LATE_S = 5.0
+"""Room that is being made, and has not become more for this long, keeps nobody out any more."""
 DISPLACE_TRIES = 2
 """For how many jobs that do not fit a displacement is planned, at the most, each time."""
 
 
 def settle(st: State) -> None:
+    if st.coming[0] != st.lanes.coming_bytes:
+        st.coming = (st.lanes.coming_bytes, st.now)
     st.vacating.clear()
     st.told_before, st.told = st.told, set()
     if st.growing and not growth.grow(st):
@@ -78,7 +82,11 @@ def _admit_waiting(st: State) -> None:
             firsts = None
             continue
         if st.lanes.coming_bytes and _room_is_coming(st, job):
-            return
+            if not _comes_late(st):
+                return
+            # Somebody was stopped on the way out. Nobody is displaced in its place, but those that fit go in.
+            blocked.append(job)
+            continue
         # With nobody at work there is all the time to look for one who could be.
         if job.ready and (len(blocked) < DISPLACE_TRIES or nobody_runs):
             firsts = firsts or leases.first_of_each_lane(st)
@@ -103,7 +111,7 @@ def _next_in_line(st: State) -> list[Job]:
 
 def _somebody_will_run(st: State) -> bool:
     """Somebody in a lane wants to, or memory is on its way. One that is idle there may never."""
-    return bool(st.lanes.coming_bytes) or any(
+    return (st.lanes.coming_bytes > 0 and not _comes_late(st)) or any(
         job.ready or job.holds or job.phase is Phase.PAGING_IN for job in st.on_gpu.values() if job.lane is not None
     )
 
@@ -147,6 +155,14 @@ def _room_is_coming(st: State, job: Job) -> bool:
     """The job will fit once what is under way has finished."""
     need, coming = job.footprint.ephemeral_bytes, st.lanes.coming_bytes
     return st.lanes.find(job.to_admit_bytes(), need, job.spec.owner, spare_bytes=coming) is not None
+
+
+def _comes_late(st: State) -> bool:
+    """Nothing of what is about to be free has become so for long. Asks to be woken when that may be."""
+    late_at = st.coming[1] + LATE_S
+    if st.now < late_at:
+        st.wake_at(late_at)
+    return st.now >= late_at
 
 
 def _admit(st: State, job: Job, place: Place) -> None:

@@ -56,6 +56,8 @@ class State:
         stay the ones to make it."""
         self.told_before: set[JobId] = set()
         """Those that were, at the last decision."""
+        self.coming: tuple[int, float] = (0, self.now)
+        """How much is about to be free, and since when it is that much."""
         self.host_used_bytes = 0
         self.recovering = False
         """Jobs from before a restart are still coming back."""
