@@ -209,7 +209,8 @@ def _is_kept(st: State, resident: Job, waiting: Job) -> bool:
     comes = [job.on_gpu_since + COMING_S for job in st.on_gpu.values() if job.phase is Phase.PAGING_IN]
     until = max(comes, default=st.now)
     if not st.policy.is_urgent(waiting, resident):
-        loads = [job.on_gpu_since + BEGINS_S for job in st.on_gpu.values() if not (job.iterations_done or job.holds)]
+        # (Also while it has the lease that it waited for memory with: it gives that back when it finds out.)
+        loads = [job.on_gpu_since + BEGINS_S for job in st.on_gpu.values() if not job.iterations_done]
         # Others may come all the time: it is not kept for ever.
         until = max(until, min(max(loads, default=st.now), waiting.since + st.policy.patience_s + BEGINS_S))
     if st.now >= until:
