@@ -424,3 +424,12 @@ def test_newcomers_that_load_keep_nobody_else_out(policy, at_most_s, every_s):
             world.arrive("urgent", footprint(8, 4), priority=5, length_s=1.0)
         world.go_on(loads=newcomers)
         assert world.now < came + at_most_s
+
+
+def test_those_that_load_are_not_displaced_at_once_because_nobody_computes():
+    world = World(policy="fair:patience=1", capacity=12)
+    for job_id in "abc":
+        world.arrive(job_id, footprint(4, 2))
+    for _ in range(8):
+        world.go_on(loads="abc")
+    assert world.lane_of("a") and world.lane_of("b") and not world.lane_of("c")

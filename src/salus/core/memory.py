@@ -110,10 +110,17 @@ def _next_in_line(st: State) -> list[Job]:
 
 
 def _somebody_will_run(st: State) -> bool:
-    """Somebody in a lane wants to, or memory is on its way. One that is idle there may never."""
-    return (st.lanes.coming_bytes > 0 and not _comes_late(st)) or any(
-        job.ready or job.holds or job.phase is Phase.PAGING_IN for job in st.on_gpu.values() if job.lane is not None
-    )
+    """Somebody in a lane wants to, or may want to before long, or memory is on its way. Asks to be woken in time."""
+    if st.lanes.coming_bytes and not _comes_late(st):
+        return True
+    in_lanes = [job for job in st.on_gpu.values() if job.lane is not None]
+    if any(job.ready or job.holds or job.phase is Phase.PAGING_IN for job in in_lanes):
+        return True
+    # One that has been idle for long may never.
+    pause_ends_at = max((room.idle_enough_at(st, job) for job in in_lanes), default=st.now)
+    if st.now < pause_ends_at:
+        st.wake_at(pause_ends_at)
+    return st.now < pause_ends_at
 
 
 def _break_standstill(st: State) -> None:
