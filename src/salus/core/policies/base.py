@@ -102,7 +102,7 @@ class Policy:
         return False
 
     def is_urgent(self, waiting: Job, resident: Job) -> bool:
-        """True if the waiting job, which may displace the other, does it even where nobody computes for a moment."""
+        """True if it may displace even the last job that can run, while newcomers load: nobody computes then."""
         return False
 
     def is_patient(self, waiting: Job, moment: Moment) -> bool:
