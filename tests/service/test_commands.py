@@ -62,6 +62,12 @@ def test_an_interrupt_that_another_process_sends_passes_through(serve):
 
 def on_a_terminal(service, *arguments):
     """`salus` at a terminal of its own; the other end of that."""
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        # Whoever runs the tests may ignore it (nohup), and what a caller ignores stays so.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "salus", *arguments],
@@ -70,7 +76,7 @@ def on_a_terminal(service, *arguments):
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=take_terminal,
     )
     os.close(theirs)
     return process, ours
