@@ -398,3 +398,36 @@ def test_idle_jobs_in_lanes_are_no_reason_for_all_others_to_stand_still():
     for _ in range(100):
         world.go_on()
     assert sum(job.iterations_done for job in world.scheduler.jobs.values()) > 50, "one of them has a lane"
+
+
+def test_growth_between_iterations_leaves_room_for_the_job_itself_to_run():
+    world = World(policy="pack", capacity=10, host_bytes=0)
+    for owner, (name, persistent, ephemeral) in enumerate((("a", 1, 1), ("idle", 4, 1), ("grows", 2, 1))):
+        world.arrive(name, footprint(persistent, ephemeral), owner=owner)
+    world.want("a", footprint(1, 3))
+    for name in ("idle", "grows"):
+        world.iterate(name)
+    world.answer_all()
+    assert world.running() == ["a"]
+    world.send(ev.JobIdled("idle"))
+    world.measure("grows", footprint(5.5, 1))
+    world.leave("a")
+    world.answer_all()
+    world.send(ev.JobReady("idle"))
+    world.answer_all()
+    assert world.running() == ["idle"], "with nearly all that is left, the other could not run, and nor could this one"
+
+
+def test_a_job_does_not_wait_for_memory_of_one_that_cannot_run_before_it_ends():
+    world = World(policy="pack", capacity=10, host_bytes=0)
+    world.arrive("parked", footprint(3, 4))
+    world.arrive("grows", footprint(1, 1), owner=1)
+    world.measure("grows", footprint(4, 1))
+    for _ in range(10):
+        world.go_on()
+    assert world.running() == ["grows"] and world.lane_of("parked") is None
+    before = world.scheduler.jobs["grows"].iterations_done
+    world.measure("grows", footprint(6.5, 1))
+    for _ in range(10):
+        world.go_on()
+    assert world.scheduler.jobs["grows"].iterations_done > before + 5, "it is refused, and goes on with what it has"

@@ -145,7 +145,7 @@ def _leaves_no_lane(st: State, job: Job, wanted: Footprint) -> bool:
     needs = [
         other.footprint.ephemeral_bytes for other in st.waiting if other is not job and other.phase is Phase.PARKED
     ]
-    # Those that are idle now do not count, but it must not only take what they would need, and not run itself.
+    # Or it could not run itself, and those that are idle now could not either when they want to.
     needs.append(wanted.ephemeral_bytes + (wanted.persistent_bytes if job.phase is Phase.PAGED_OUT else 0))
     return st.lanes.free_bytes - _growth_bytes(st.lanes, job, wanted) < min(needs)
 

@@ -184,7 +184,7 @@ class Job:
     stays_until: float = float("-inf")
     """It could not be paged out, and is not tried again before."""
     kept_since: float = float("-inf")
-    """When it first stayed on the GPU, this time, although another might have displaced it."""
+    """When, this time on the GPU, it was first kept there while a newcomer loads."""
     host_bytes: int = 0
     """Host memory that holds what was paged out."""
 

@@ -211,10 +211,12 @@ def _is_kept(st: State, resident: Job, waiting: Job) -> bool:
     if not st.policy.is_urgent(waiting, resident):
         # (Also while it has the lease that it waited for memory with: it gives that back when it finds out.)
         loads = [job.on_gpu_since + BEGINS_S for job in st.on_gpu.values() if not job.iterations_done]
-        if resident.kept_since < resident.on_gpu_since:
-            resident.kept_since = st.now
-        # Others may come all the time: it is not kept for ever.
-        until = max(until, min(max(loads, default=st.now), resident.kept_since + BEGINS_S))
+        loaded_at = max(loads, default=st.now)
+        if st.now < loaded_at:
+            if resident.kept_since < resident.on_gpu_since:
+                resident.kept_since = st.now
+            # Others may come all the time: it is not kept for ever.
+            until = max(until, min(loaded_at, resident.kept_since + BEGINS_S))
     if st.now >= until:
         return False
     st.wake_at(until)
