@@ -79,7 +79,7 @@ class Soak:
                 self._collect()
                 time.sleep(0.02)
             if self.jobs:
-                raise AssertionError(f"these never ended: {_rows(service)}")
+                raise AssertionError(f"these never ended: {self._evidence(service)}")
             eventually(lambda: service.status()["jobs"] == 0, "the service knows that all have ended")
             status = service.status()
             left = {key: status[key] for key in ("lane_chunks", "paged_out_bytes")}
@@ -103,6 +103,18 @@ class Soak:
             text=True,
         )
 
+    def _evidence(self, service: Service) -> str:
+        """Of jobs that are still there: what the service thinks of them, where they are, and what was decided last."""
+        lines = [str(row) for row in _rows(service)]
+        for number, process in self.jobs.items():
+            process.send_signal(signal.SIGUSR1)  # it writes its stacks (`arena_job`)
+            time.sleep(0.2)
+            process.kill()
+            lines.append(f"job {number}: {process.communicate()[1]}")
+        for journal in service.journals()[-1:]:
+            lines += journal.read_text().splitlines()[-60:]
+        return "\n".join(lines)
+
     def _collect(self) -> None:
         """Whoever has ended by itself must have ended well."""
         for number, process in list(self.jobs.items()):
@@ -115,8 +127,7 @@ class Soak:
 
 def _rows(service: Service) -> list[dict[str, object]]:
     try:
-        keys = ("name", "state", "wait_reason", "iterations")
-        return [{key: row[key] for key in keys} for row in service.jobs(everything=False).values()]
+        return list(service.jobs(everything=False).values())
     except SalusError as error:
         return [{"service": str(error)}]
 

@@ -8,8 +8,10 @@ ARENA_JOB_PRIVATE_MIB: memory of its own, besides; it looks at that between iter
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -24,6 +26,7 @@ from salus.client.lease import Lease, of_this_process
 from salus.errors import SalusError
 from salus.protocol import messages as msg
 
+faulthandler.register(signal.SIGUSR1)
 PRIVATE_MIB = int(os.environ.get("ARENA_JOB_PRIVATE_MIB", "0"))
 ITERATION_S = float(os.environ.get("ARENA_JOB_ITERATION_S", "0"))
 

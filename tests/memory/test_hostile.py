@@ -15,7 +15,7 @@ from salus.client.connection import ServiceConnection
 from salus.protocol import messages as msg
 from salus.protocol import slots
 from salus.protocol.slots import Kind, Record
-from tests.memory.test_lanes_across_processes import finish, start
+from tests.memory.test_lanes_across_processes import JOB, finish, start
 from tests.service.harness import SOURCE, eventually
 
 MEMORY = ("--persistent", "100MiB", "--ephemeral", "200MiB")
@@ -31,6 +31,21 @@ lease.begin()
 block = Block(memory.arena, "lane", 2 * MIB, 7)
 lease._connection.close()
 time.sleep(600)
+"""
+
+CUT_OFF = """
+import os, sys, threading, time
+sys.path[:0] = [{source!r}, os.path.dirname({job!r})]
+sys.argv = ["x", {source!r}, "cut off", "0", "1", "/"]
+exec(open({job!r}).read().split("def main")[0])
+lease, memory = of_this_process(), HostMemory()
+lease.attach(memory)
+def break_the_protocol():
+    time.sleep(0.5)
+    lease._connection.send(msg.Finished(0))
+threading.Thread(target=break_the_protocol).start()
+Block(memory.arena, "private", 200 * MIB, 7)
+print("finished")
 """
 
 
@@ -94,3 +109,16 @@ def test_a_process_that_lost_its_connection_keeps_its_lane_until_it_is_dead(serv
     assert service.jobs()["filler"]["iterations"] == 0, "the lane may still be in use"
     os.kill(int(pid_file.read_text()), signal.SIGKILL)
     finish(service, filler)
+
+
+def test_a_job_that_is_cut_off_while_it_waits_for_memory_goes_on_unmanaged(serve):
+    """It waits on a channel that the service keeps open as long as the job lives."""
+    service = serve("--capacity", "256MiB", "--host-memory", "0")
+    other = start(service, "other", 1, 2, "--persistent", "100MiB", "--ephemeral", "90MiB")
+    eventually(lambda: service.jobs().get("other", {}).get("pid"), "the other job has its memory")
+    cut_off = CUT_OFF.format(source=str(SOURCE), job=str(JOB))
+    job = service.salus_in_background("run", "--", sys.executable, "-c", cut_off)
+    output, errors = job.communicate(timeout=30)
+    assert job.returncode == 0 and output == "finished\n", errors
+    assert "unmanaged" in errors
+    finish(service, other)

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from salus.protocol import messages as msg
 from tests.memory.test_lanes_across_processes import start
 from tests.service.harness import SOURCE, eventually, finish
 
@@ -155,3 +156,20 @@ def test_an_import_of_torch_is_not_needed_to_come_back(serve):
     service = serve(start=False)
     done = service.salus("run", "--", sys.executable, "-S", "-c", code, str(SOURCE))
     assert done.returncode == 0, done.stderr
+
+
+def test_a_process_that_never_heard_that_it_is_attached_asks_again(serve):
+    """The service was killed after it had written down who uses the device, and before its answer was read."""
+    service = serve()
+    with service.connect() as launcher, service.connect() as worker:
+        job = launcher.request(msg.Register("x", ["x"], "/"))
+        worker.send(msg.Attach(job.job_id, job.token))
+        eventually(lambda: service.jobs()["x"]["pid"], "it is attached")
+    service.kill()
+    service.start()
+    with service.connect() as worker:
+        worker.send(msg.Attach(job.job_id, job.token))
+        answer, descriptors = worker.receive()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        assert isinstance(answer, msg.Attached)

@@ -118,6 +118,9 @@ class Memory(Protocol):
     def detach(self) -> bool:
         """The service is gone, and others may run in the lane: takes memory of its own. False: there is none yet."""
 
+    def lose(self) -> None:
+        """The connection to the service is lost: whoever waits for the service in an allocation hears of it."""
+
     def where(self) -> tuple[bool, bool]:
         """Whether everything is paged out, and whether that was in mid-iteration."""
 
@@ -597,6 +600,9 @@ class Lease:
             why = self._listen_to(connection)
             if connection is not self._connection:
                 return  # after a fork
+            if self._memory is not None:
+                # First of all: the main thread may wait for the service, with the locks that are needed now.
+                self._memory.lose()
             connection = None
             if why is None:
                 connection, why = self._come_back_in_time()

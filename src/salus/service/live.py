@@ -130,7 +130,9 @@ class Live:
 
     def attach(self, connection: Connection, asked: msg.Attach) -> LiveJob:
         job = self.job_of(connection, asked.job_id, asked.token)
-        if (job.returning or job.may_return) and job.had_worker and is_alive(job.waited_for):
+        # (One that asks again has not heard that a service before us let it.)
+        another = job.had_worker and job.waited_for != connection.pid and is_alive(job.waited_for)
+        if (job.returning or job.may_return) and another:
             raise RequestRejected(f"job {job.job_id} uses the device from another process")
         job.may_return = False
         if job.returning:
