@@ -51,6 +51,18 @@ def test_lanes_keep_their_numbers_whatever_the_order():
     world.drain()
 
 
+def test_one_that_waits_for_its_first_memory_takes_none_and_waits_for_what_it_is_expected_to_need():
+    world = recovering(policy="fifo")
+    comes_back(world, "has", footprint(8, 6), lane_id=1, ready=True)
+    world.places["new"] = Place(footprint(4, 2))
+    world.send(ev.JobReturned(JobSpec("new", footprint(4, 2)), footprint(0, 0), ready=True))
+    world.send(ev.RecoveryFinished())
+    job = world.scheduler.jobs["new"]
+    assert (job.phase, job.footprint) == (Phase.WAITING, footprint(4, 2))
+    assert world.scheduler.free_bytes == 2 * GIB
+    world.drain()
+
+
 def test_one_that_was_paged_out_is_paged_in_when_it_is_its_turn():
     world = recovering()
     comes_back(world, "out", footprint(3, 2, 1), on_host=True, ready=True)

@@ -281,3 +281,36 @@ def test_what_a_job_took_for_itself_does_not_stay_mapped_in_one_that_rests(serve
     Path(go + "-ends").touch()
     for job in jobs.values():
         assert job.wait(timeout=20) == 0
+
+
+UNFETCHED = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from host_memory import MIB, HostMemory
+from salus.client.arena import STAYS
+from salus.client.lease import of_this_process
+from salus.protocol import messages as msg
+
+class Stays(HostMemory):
+    def leave(self, word, ticket, wants_more):
+        return STAYS, 0
+
+lease, memory = of_this_process(), Stays()
+assert lease.attach(memory)
+lease._send(msg.Ready())
+time.sleep(3)
+lease.begin()
+print("finished", memory.resumed)
+"""
+
+
+def test_one_that_got_a_lease_it_did_not_fetch_looks_at_the_lane_before_it_runs_there(serve):
+    """Its helper gives such a lease back; and if it could not leave the lane, it still has not entered it."""
+    service = serve("--policy", "fifo")
+    helpers = str(JOB.parent)
+    unfetched = service.salus_in_background("run", "--name", "u", "--", sys.executable, "-c", UNFETCHED, helpers)
+    eventually(lambda: service.jobs().get("u", {}).get("pid"), "it is there")
+    other = service.job("--name", "other", iterations=200, seconds=0.005)
+    output, errors = unfetched.communicate(timeout=30)
+    assert output == "finished 1\n", errors
+    assert other.wait(timeout=30) == 0

@@ -10,8 +10,11 @@ import time
 import pytest
 
 from salus.protocol import messages as msg
-from tests.memory.test_lanes_across_processes import start
+from tests.memory.test_lanes_across_processes import JOB, SITS, start
 from tests.service.harness import SOURCE, eventually, finish
+
+HELPERS = str(JOB.parent)
+MEMORY = ("--persistent", "100MiB", "--ephemeral", "200MiB")
 
 
 def iterations(service) -> dict[str, int]:
@@ -173,3 +176,34 @@ def test_a_process_that_never_heard_that_it_is_attached_asks_again(serve):
         for descriptor in descriptors:
             os.close(descriptor)
         assert isinstance(answer, msg.Attached)
+
+
+def test_one_that_waits_for_its_first_memory_comes_back_without_any(serve):
+    service = serve("--policy", "fifo", "--capacity", "350MiB")
+    jobs = [start(service, name, 20, seed, *MEMORY) for seed, name in enumerate("ab", 1)]
+    eventually(lambda: len(rows := service.jobs()) == 2 and all(row["pid"] for row in rows.values()), "both are there")
+    waits = [name for name, row in service.jobs().items() if row["state"] == "waiting"]
+    assert len(waits) == 1
+    free = service.status()["free_bytes"]
+    service.kill()
+    service.start()
+    eventually(lambda: all(row["state"] != "returning" for row in service.jobs().values()), "they are back")
+    assert service.status()["free_bytes"] == free and service.jobs()[waits[0]]["state"] == "waiting"
+    (service.folder / "go").touch()
+    finish(*jobs)
+
+
+def test_what_is_on_the_host_is_known_however_often_the_service_is_killed(serve):
+    service = serve("--policy", "fair", "--capacity", "400MiB", "--host-memory", "2GiB")
+    service.salus_in_background("run", "--name", "sits", "--", sys.executable, "-c", SITS, HELPERS, "600")
+    eventually(lambda: service.jobs().get("sits", {}).get("iterations"), "it has run")
+    command = [sys.executable, f"{HELPERS}/growing_job.py", str(SOURCE), "14", "0"]
+    loads = service.salus_in_background("run", "--name", "loads", "--", *command)
+    eventually(lambda: service.jobs()["sits"]["paged_out_bytes"], "room is made for the other")
+    finish(loads)
+    on_host = service.status()["paged_out_bytes"]
+    for _ in range(2):
+        service.kill()
+        service.start()
+        eventually(lambda: service.jobs()["sits"]["state"] != "returning", "it is back")
+    assert service.status()["paged_out_bytes"] == on_host > 0

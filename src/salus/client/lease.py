@@ -731,11 +731,12 @@ class Lease:
             return True
         if self._iterates() or _now_ns() - max(self._ended_ns, self._rested_ns) < MOMENT_S * 1e9:
             return False
-        if not self._holding:
-            # A lease may have come for which the main thread had asked in advance, and has not come to fetch.
-            self._accept_grant()
         if self._holding:
             return self._yield(wants_more=False)
+        if self._accept_grant():
+            # It had been asked for in advance, and nobody came to fetch it. The lane was not entered, and so is not
+            # left either: whatever keeps us from that, we would hold the lease of a lane that we have not looked at.
+            self._lease_is_over(wants_more=False, left_ns=0, passed=False)
         return True
 
     def _send(self, message: msg.Message) -> None:

@@ -25,6 +25,7 @@ class JobReturned:
 
     job: JobSpec
     footprint: Footprint
+    """What it has; nothing: it waits for its first memory."""
     lane_id: LaneId | None = None
     """The lane it was in."""
     on_host: bool = False

@@ -211,6 +211,9 @@ def restore(st: State, job: Job, was: JobReturned) -> None:
         if held:
             st.lanes.add_fixed(job.footprint.fixed_bytes)
             st.on_gpu[job.job_id] = job
+        else:
+            # It waits for its first memory, as much as it is expected to need.
+            job.footprint = job.spec.footprint
         st.enter_phase(job, Phase.PARKED if held else Phase.WAITING)
         room.enqueue(st, job)
         return

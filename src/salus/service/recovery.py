@@ -77,6 +77,9 @@ class Recovery:
         capacity = live.scheduler.config.capacity_bytes
         sizes = (asked.persistent_bytes, asked.ephemeral_bytes, asked.internal_bytes)
         footprint = Footprint(*(min(max(0, size), capacity) for size in sizes))
+        spec = live.sizes.spec(job)
+        if footprint.total_bytes:
+            spec = replace(spec, footprint=footprint)
         job.reported_iterations, job.reported_ns = max(0, asked.iterations), max(0, asked.used_ns)
         recovering = self._waiting is not None
         if job.link is not None:
@@ -85,7 +88,7 @@ class Recovery:
             live.leases.holders[job.job_id] = job
         live.decide(
             ev.JobReturned(
-                replace(live.sizes.spec(job), footprint=footprint),
+                spec,
                 footprint,
                 lane_id=asked.lane if recovering and not asked.on_host else None,
                 on_host=asked.on_host,
@@ -97,6 +100,7 @@ class Recovery:
                 gpu_time_s=min(max(0, asked.attained_ns), job.reported_ns) / 1e9,
             )
         )
+        live.note_place(job)
         job.started_at = job.started_at or time.time()
         job.measured = True
         # With which share of the multiprocessors it runs is not known any more.
