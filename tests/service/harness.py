@@ -48,13 +48,15 @@ def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 20.0)
 
 
 class Service:
-    def __init__(self, folder: Path, *options: str, start: bool = True) -> None:
+    def __init__(self, folder: Path, *options: str, start: bool = True, module: str = "salus") -> None:
         self.folder = folder
+        self._module = module
+        """What `serve` is a command of."""
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("SALUS_")},
             "SALUS_RUNTIME_DIR": str(folder / "run"),
             "SALUS_STATE_DIR": str(folder / "state"),
-            "PYTHONPATH": str(SOURCE),
+            "PYTHONPATH": f"{SOURCE}{os.pathsep}{SOURCE.parent}",
         }
         self.socket = folder / "run" / "service.sock"
         self.job_file = folder / "job.py"
@@ -66,7 +68,7 @@ class Service:
             self.start()
 
     def start(self) -> None:
-        self.process = self.salus_in_background("serve", *self._options)
+        self.process = self._in_background(self._module, "serve", *self._options)
         eventually(self._answers, "the service answers")
 
     def kill(self) -> None:
@@ -76,8 +78,11 @@ class Service:
         self.process.wait()
 
     def salus_in_background(self, *arguments: str) -> subprocess.Popen[str]:
+        return self._in_background("salus", *arguments)
+
+    def _in_background(self, module: str, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "salus", *arguments],
+            [sys.executable, "-m", module, *arguments],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
