@@ -84,9 +84,6 @@ EXPORTED void salus_lane_free(void *pointer, size_t size, int device, void *stre
 EXPORTED int salus_arena_resume(int poison);
 /* 1: paged out, 2: and in mid-iteration. */
 EXPORTED int salus_arena_where(void);
-/* The connection to the service is lost. Whoever waits in here for the service, with the lock, hears of it: a service that
- * only cut us off has left its end of the channel open. */
-EXPORTED void salus_arena_lose(void);
 /* The service was started again: a new page and a new channel. Whoever does not hold the lease of its lane keeps nothing of
  * the lane mapped; whoever does hands all of it over at its next boundary. */
 EXPORTED int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds);

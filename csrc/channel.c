@@ -13,11 +13,6 @@ void go_lost(void) {
         arena.private_quota = arena.lane_quota = UINT64_MAX;
 }
 
-/* Without the lock. Only the thread that calls this ever puts another channel in its place. */
-void salus_arena_lose(void) {
-    shutdown(arena.channel, SHUT_RDWR);
-}
-
 void salus_arena_go_alone(void) {
     pthread_mutex_lock(&arena.lock);
     arena.alone = 1;

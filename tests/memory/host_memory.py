@@ -57,9 +57,6 @@ class HostMemory:
     def detach(self) -> bool:
         return self.arena.detach()
 
-    def lose(self) -> None:
-        self.arena.lose()
-
     def where(self) -> tuple[bool, bool]:
         return self.arena.where()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import subprocess
@@ -46,27 +45,6 @@ def pair():
     arena.fail_at(0)
     arena.close()
     played.close()
-
-
-@contextlib.contextmanager
-def at_work():
-    """Another thread of the script is, so that nothing can be moved."""
-    busy = True
-
-    def work() -> None:
-        # Python's lock is let go of during the call, as in a framework's operations.
-        buffer = ctypes.create_string_buffer(64 * MIB)
-        while busy:
-            ctypes.memset(buffer, 1, 64 * MIB)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        time.sleep(0.05)
-        yield
-    finally:
-        busy = False
-        thread.join()
 
 
 def test_everything_of_its_own_goes_to_the_host_and_comes_back(pair):
@@ -450,30 +428,6 @@ def test_what_was_under_way_when_the_service_was_killed_is_undone():
     again.close()
 
 
-@pytest.mark.parametrize("waits_in", ["an allocation", "a boundary"])
-def test_one_that_waits_for_a_service_that_cut_it_off_goes_on_alone(waits_in):
-    """Its channel is still open, so that it hears nothing there."""
-    arena, played = opened((4 * MIB, 8 * MIB))
-    arena.alloc("private", 4 * MIB)
-    work = arena.alloc("lane", 4 * MIB)
-    write(work, 4 * MIB, 2)
-    got: list[object] = []
-    calls = {
-        "an allocation": lambda: got.append(bool(arena.alloc("private", 4 * MIB))),
-        "a boundary": lambda: got.append(not arena.yield_([(work, 4 * MIB)])),
-    }
-    waits = threading.Thread(target=calls[waits_in], daemon=True)
-    waits.start()
-    assert slots.unpack(played.ours.recv(1 << 16))[0].kind == Kind.WANT
-    helper = threading.Thread(target=lambda: (arena.lose(), arena.go_alone()), daemon=True)
-    helper.start()
-    waits.join(5)
-    assert got == [True] and holds(work, 4 * MIB, 2)
-    helper.join(5)
-    arena.close()
-    played.close()
-
-
 def test_one_that_went_in_mid_iteration_may_go_again_before_it_has_a_lease():
     arena, played = opened((8 * MIB, 4 * MIB))
     mine, work = arena.alloc("private", 4 * MIB), arena.alloc("lane", 4 * MIB)
@@ -502,12 +456,26 @@ def test_it_does_not_go_while_another_thread_is_at_work(pair):
     arena, played = pair
     address = arena.alloc("private", 4 * MIB)
     write(address, 4 * MIB, 1)
-    with at_work():
+    busy = True
+
+    def work() -> None:
+        # Python's lock is let go of during the call, as in a framework's operations.
+        buffer = ctypes.create_string_buffer(64 * MIB)
+        while busy:
+            ctypes.memset(buffer, 1, 64 * MIB)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        time.sleep(0.05)
         played.send(Record(Kind.PAGE_OUT))
         deadline = time.monotonic() + 20
         while arena.listen() and time.monotonic() < deadline:
             time.sleep(0.001)
         said = kinds(played.hear())
+    finally:
+        busy = False
+        thread.join()
     # It may have found a moment between two calls; if not, it said so. Either way nothing is lost.
     assert said in ([(Kind.PAGED, Kind.PAGE_OUT, 0)], [(Kind.PAGED, Kind.PAGE_OUT, 1)])
     assert holds(address, 4 * MIB, 1)

@@ -297,9 +297,6 @@ class TorchMemory:
     def detach(self) -> bool:
         return not self.active or self._arena.detach()
 
-    def lose(self) -> None:
-        self._arena.lose()
-
     def where(self) -> tuple[bool, bool]:
         return self._arena.where()
 

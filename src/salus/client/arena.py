@@ -103,10 +103,6 @@ class Arena:
         where = self._c.salus_arena_where()
         return where >= 1, where == 2
 
-    def lose(self) -> None:
-        """The connection to the service is lost: whoever waits for the service in an allocation hears of it."""
-        self._c.salus_arena_lose()
-
     def reconnect(self, page_address: int, channel: int, holds: bool) -> None:
         """The service was started again. Without a lease, nothing of the lane stays mapped."""
         self._c.salus_arena_reconnect(page_address, channel, int(holds))

@@ -70,7 +70,7 @@ _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES = (
     int(Word.BEGAN_NS),
     int(Word.BOUNDARIES),
 )
-_PASS, _PASSED, _BATON = int(Word.PASS), int(Word.PASSED), int(Word.BATON)
+_PASS, _PASSED, _BATON, _YIELDED = int(Word.PASS), int(Word.PASSED), int(Word.BATON), int(Word.YIELDED)
 _BETWEEN, _ITERATING, _WAITING = int(JobState.BETWEEN), int(JobState.ITERATING), int(JobState.WAITING)
 _now_ns = time.monotonic_ns
 _HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -117,9 +117,6 @@ class Memory(Protocol):
 
     def detach(self) -> bool:
         """The service is gone, and others may run in the lane: takes memory of its own. False: there is none yet."""
-
-    def lose(self) -> None:
-        """The connection to the service is lost: whoever waits for the service in an allocation hears of it."""
 
     def where(self) -> tuple[bool, bool]:
         """Whether everything is paged out, and whether that was in mid-iteration."""
@@ -442,6 +439,7 @@ class Lease:
             if not brought:
                 # Also where the handler of a signal raised meanwhile: without it the job must not run.
                 self._holding, self._asked = False, True
+                self._words[_YIELDED] = self._taken
                 self._send(msg.Yielded(True))
         if not brought:
             say(f"job {self._job_id} cannot map the memory of its lane; it tries again")
@@ -457,6 +455,7 @@ class Lease:
                 self._send(msg.Yielding(now=True))
             word = self._batons.address(ticket) if ticket and self._batons is not None else 0
             left, left_ns = STAYS, 0
+            self._take_those_by_arena()
             try:
                 left, left_ns = self._memory.leave(word, ticket, wants_more)
             finally:
@@ -467,6 +466,8 @@ class Lease:
                     self._lease_is_over(wants_more, left_ns, passed=True)
             if left != LEFT:
                 return left == PASSED
+            # Also while it made private what lives.
+            self._take_those_by_arena()
             if not self._managed:
                 # The service went meanwhile, and we held the lease: the lane is ours. What was let go of comes back.
                 self._memory.after_grant()
@@ -483,12 +484,20 @@ class Lease:
             self._lease_is_over(wants_more, 0, passed=self._was_passed(ticket))
         return True
 
+    def _take_those_by_arena(self) -> None:
+        """One that was paged out in mid-iteration got its next lease by its arena, and goes on as if it were the same.
+
+        Only while we hold one, and have not passed it on: then no other is counted yet.
+        """
+        self._taken = max(self._taken, self._words[_GRANTS])
+
     def _lease_is_over(self, wants_more: bool, left_ns: int, *, passed: bool) -> None:
         """`left_ns`: until then the device worked for us; 0: that was not told."""
         self._holding, self._asked = False, wants_more
         if self._memory is not None:
             # (The second time this adds nothing.)
             self._count_pause(left_ns or _now_ns(), 0)
+        self._words[_YIELDED] = self._taken
         self._send(msg.Yielded(wants_more, passed))
 
     def _was_passed(self, ticket: int) -> bool:
@@ -600,9 +609,6 @@ class Lease:
             why = self._listen_to(connection)
             if connection is not self._connection:
                 return  # after a fork
-            if self._memory is not None:
-                # First of all: the main thread may wait for the service, with the locks that are needed now.
-                self._memory.lose()
             connection = None
             if why is None:
                 connection, why = self._come_back_in_time()
@@ -678,6 +684,7 @@ class Lease:
                     return "the service has ended"
                 if isinstance(message, msg.Recall):
                     self._answer_recall(message.ticket)
+                    self._page(connection)
                     continue
                 self._page(connection)
                 passed = self._words[_BOUNDARIES]

@@ -14,7 +14,7 @@ import os
 from enum import IntEnum
 
 SIZE_BYTES = 4096
-MAGIC = 0x53414C5553000001
+MAGIC = 0x53414C5553000002
 PAUSE_NS = 10_000_000_000
 """Between two iterations a job that holds its lease has the device: a GPU may still be at work, and nobody else may run
 in the lane. So that time counts as the job's; of a longer pause, this much."""
@@ -57,6 +57,8 @@ class Word(IntEnum):
     """When the iteration that runs began, on CLOCK_MONOTONIC. Between two, with a GPU, when the last one ended; 0 where
     nothing of the job's can be running."""
     BOUNDARIES = 12
+    YIELDED = 34
+    """Which lease it gave up last, as GRANTS counts them."""
     # Written by the job's arena (csrc/arena.h).
     PRIVATE_BYTES = 16
     """Memory of its own, promoted slots included."""

@@ -54,12 +54,12 @@ class Leases:
                 job.link.holds = True
             job.cleared = bool(words[Word.SCRUB])
         words[Word.REVOKE] = words[Word.CONTENDED] = words[Word.SOON] = 0
-        if job.link is not None and job.link.suspended:
-            # It waits in the middle of an iteration, and goes on with that one.
-            job.link.resume()
-            return
+        # In this order: one that goes on in its iteration must know which lease it is, when it comes to yield.
         job.grants += 1
         words[Word.GRANTS] = job.grants
+        if job.link is not None and job.link.suspended:
+            # It waits in an allocation: in an iteration, or before its first, and then it has yet to fetch the lease.
+            job.link.resume()
         self._awake_until = 0.0
         _wake(job.grant_event)
 
@@ -107,11 +107,16 @@ class Leases:
         if job.link is not None and not job.link.catch_up():
             # It may have taken something for itself that we did not hear of. Its lane is its own until it is dead.
             raise RequestRejected(f"the arena of job {job.job_id} cannot be followed any more")
+        if job.page is not None and job.page.words[Word.YIELDED] < job.grants:
+            # Nobody had fetched that one, and it went when the job was paged out. It has another by now.
+            return
         if self._live.scheduler.jobs[job.job_id].stalled:
             # Another of its threads waits for memory. The lease is over when that has been settled.
             job.yields_late = wants_more
             return
         if not self._live.scheduler.jobs[job.job_id].holds:
+            if job.link is not None and job.link.suspended:
+                return  # the same, and it has none yet
             raise RequestRejected(f"job {job.job_id} gives up a lease that it does not have")
         self.end_offer(job)
         self._gave_up(job, wants_more)
@@ -155,6 +160,7 @@ class Leases:
         self.end_offer(job)
         self.report(None)
         self.holders.pop(job.job_id, None)
+        job.yields_late = None
         if job.link is not None:
             job.link.holds = False
 

@@ -143,8 +143,11 @@ class Live:
             self.admit(job)
         return job
 
-    def open(self, connection: Connection, job: LiveJob, arena: bool) -> None:
-        """The page, the event and the channel of a process that uses the device."""
+    def open(self, connection: Connection, job: LiveJob, arena: bool, had: dict[Word, int] | None = None) -> None:
+        """The page, the event and the channel of a process that uses the device.
+
+        `had`: what it told us that it has. It is on the new page before the job is: we may be killed at any moment.
+        """
         if job.worker is not None or self._still_uses_memory(job):
             raise RequestRejected(f"job {job.job_id} uses the device from another process already")
         self._stop_watching(job)
@@ -153,6 +156,8 @@ class Live:
         job.grants = 0
         try:
             job.page, job.page_descriptor = Page.create()
+            for word, value in (had or {}).items():
+                job.page.words[word] = value
             job.grant_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             shared = self.leases.batons.shared_by(job.uid)
             if arena:
@@ -266,6 +271,8 @@ class Live:
         self.leases.settle()
         if self._still_uses_memory(job):
             job.worker = None
+            if job.link is not None:
+                job.link.hang_up()
             core = self.scheduler.jobs[job.job_id]
             if core.lease is Lease.NONE and not core.stalled:
                 # It goes on by itself, outside the lane. A lease would be lost on it.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -235,6 +236,11 @@ class Link:
         """It waits in mid-iteration, and has a lease again."""
         self.suspended = False
         self._send([Record(Kind.RESUME)])
+
+    def hang_up(self) -> None:
+        """The job is cut off, and lives on. One that waits for us in an allocation hears of it here alone."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         if self.closed:

@@ -16,6 +16,7 @@ from salus.core import events as ev
 from salus.core.model import Footprint
 from salus.errors import RequestRejected
 from salus.protocol import messages as msg
+from salus.protocol.page import Word
 from salus.registry import SavedJob
 from salus.service.connection import Connection
 from salus.service.history import command_key
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 RECOVERY_S = 3.0
 """How long jobs from before a restart may take to come back."""
 RECOVERY_TICK_S = 0.02
+MOST = (1 << 63) - 1
+"""That a word of a page is said to hold."""
 
 
 class Recovery:
@@ -69,7 +72,14 @@ class Recovery:
             # It was cut off by this very service. Others may use what it has mapped.
             raise RequestRejected(f"job {job.job_id} lost its connection")
         # In this order: what cannot be opened changes nothing.
-        live.open(connection, job, asked.arena)
+        has = {
+            Word.LANE: asked.lane or 0,
+            Word.RESERVED_PERSISTENT: asked.persistent_bytes,
+            Word.RESERVED_EPHEMERAL: asked.ephemeral_bytes,
+            Word.RESERVED_INTERNAL: asked.internal_bytes,
+            Word.ATTAINED_NS: asked.attained_ns,
+        }
+        live.open(connection, job, asked.arena, {word: min(max(0, value), MOST) for word, value in has.items()})
         job.returning = job.may_return = False
         if job.job_id in live.scheduler.jobs:
             # It was believed to have nothing: its launcher came back in time, and it did not.
