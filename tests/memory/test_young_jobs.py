@@ -6,8 +6,10 @@ lease, which it fetches when it comes to iterate. Meanwhile it may want yet more
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -64,6 +66,14 @@ def start_script(service: Service, name: str, sizes: tuple[str, str], script: st
     return service.salus_in_background("run", "--name", name, *memory, "--", *command)
 
 
+def came_back(service: Service, job_id: str) -> dict[str, Any] | None:
+    """As what, since the service was last started."""
+    lines = service.journals()[-1].read_text().split("\n")[1:-1]
+    events = [json.loads(line)["event"] for line in lines]
+    back = (event for event in events if event["kind"] == "JobReturned" and event["job"]["job_id"] == job_id)
+    return next(back, None)
+
+
 @pytest.fixture
 def full(serve):
     """A service with a job that leaves next to nothing free until the file `end` is there, and cannot be paged out."""
@@ -78,11 +88,13 @@ def full(serve):
 @pytest.mark.parametrize("restarts", [0, 1, 2])
 def test_a_lease_that_comes_back_with_the_memory_is_fetched(full, restarts):
     young = start_script(full, "young", ("20MiB", "20MiB"), YOUNG)
-    full.when("young", "paged-out")
+    job_id = full.when("young", "paged-out")["id"]
     for _ in range(restarts):
         full.kill()
         full.start()
         eventually(lambda: full.jobs()["young"]["state"] != "returning", "it is back")
+        returned = eventually(lambda: came_back(full, job_id), "that is in the journal")
+        assert returned["footprint"]["persistent_bytes"] >= 76 << 20, "it comes back with what it waits for"
     (full.folder / "end").touch()
     output, errors = young.communicate(timeout=20)
     assert output == "finished\n", errors

@@ -131,6 +131,8 @@ class Pager:
             else:
                 self._live.sizes.went_out(job)
             self._live.handle(ev.PageOutFinished(job.job_id) if done else ev.PageOutFailed(job.job_id))
+            # It comes back as large as it wants to be, or as it needs to.
+            self._live.note_place(job)
             # One that stepped aside to grow, and never asked for a lease, still waits for its memory.
             self._live.sizes.wanted(job)
         elif done and core.phase in (Phase.RESIDENT, Phase.PARKED):
