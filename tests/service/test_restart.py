@@ -168,7 +168,8 @@ def test_a_process_that_never_heard_that_it_is_attached_asks_again(serve):
         job = launcher.request(msg.Register("x", ["x"], "/"))
         worker.send(msg.Attach(job.job_id, job.token))
         eventually(lambda: service.jobs()["x"]["pid"], "it is attached")
-    service.kill()
+        # Before they are closed: the service would take that for the end of the job.
+        service.kill()
     service.start()
     with service.connect() as worker:
         worker.send(msg.Attach(job.job_id, job.token))
