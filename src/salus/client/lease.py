@@ -438,9 +438,7 @@ class Lease:
         finally:
             if not brought:
                 # Also where the handler of a signal raised meanwhile: without it the job must not run.
-                self._holding, self._asked = False, True
-                self._words[_YIELDED] = self._taken
-                self._send(msg.Yielded(True))
+                self._lease_is_over(wants_more=True, left_ns=0, passed=False)
         if not brought:
             say(f"job {self._job_id} cannot map the memory of its lane; it tries again")
             time.sleep(RETRY_S)

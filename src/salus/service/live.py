@@ -20,7 +20,7 @@ from typing import Any
 
 from salus.core import actions as act
 from salus.core import events as ev
-from salus.core.model import Footprint, Lease, Phase
+from salus.core.model import Lease, Phase
 from salus.core.placement import Room
 from salus.core.policies import Policy
 from salus.core.scheduler import Scheduler
@@ -39,6 +39,7 @@ from salus.service.leases import Leases
 from salus.service.memory import Lanes, Link
 from salus.service.mps import Mps
 from salus.service.paging import Pager
+from salus.service.recovery import note_place
 from salus.service.sizes import Sizes
 from salus.service.view import MOST_LANES, describe, footprint_of
 from salus.service.watch import Watch
@@ -139,6 +140,7 @@ class Live:
             # It was registered before the restart, and begins to use the device now.
             self.arrive_again(job)
         self.open(connection, job, asked.arena)
+        note_place(self.scheduler, job)
         if job.link is not None:
             self.admit(job)
         return job
@@ -174,20 +176,6 @@ class Live:
         if job.link is not None:
             job.link.close_theirs()
         self.registry.attached(job.job_id, connection.pid)
-        self.note_place(job)
-
-    def note_place(self, job: LiveJob) -> None:
-        """On the job's page: what it tells a service that is started again."""
-        core = self.scheduler.jobs.get(job.job_id)
-        if core is None or job.page is None:
-            return
-        words = job.page.words
-        words[Word.LANE] = core.lane or 0
-        # One that waits for its first memory has none.
-        has = core.footprint if core.phase is not Phase.WAITING else Footprint(0, 0)
-        words[Word.RESERVED_PERSISTENT] = has.persistent_bytes
-        words[Word.RESERVED_EPHEMERAL] = has.ephemeral_bytes
-        words[Word.RESERVED_INTERNAL] = has.internal_bytes
 
     def arrive_again(self, job: LiveJob) -> None:
         """It has nothing on the device, as far as is known."""
@@ -440,13 +428,13 @@ class Live:
             case act.AdmitJob(job_id):
                 job = self.jobs[job_id]
                 self.admit(job)
-                self.note_place(job)
+                note_place(self.scheduler, job)
                 if job.launcher is not None and job.last_queued is not None:
                     job.launcher.send(msg.Admitted())
                     job.last_queued = None
             case act.AllowGrowth(job_id):
                 self.admit(self.jobs[job_id])
-                self.note_place(self.jobs[job_id])
+                note_place(self.scheduler, self.jobs[job_id])
                 self._loop.call_soon(self.leases.yield_late, self.jobs[job_id])
             case act.RefuseGrowth(job_id):
                 link = self.jobs[job_id].link
@@ -455,7 +443,7 @@ class Live:
                 self._loop.call_soon(self.leases.yield_late, self.jobs[job_id])
             case act.LeaveLane(job_id):
                 job = self.jobs[job_id]
-                self.note_place(job)
+                note_place(self.scheduler, job)
                 if job.link is not None:
                     job.link.enter_lane(None)
                     if job.worker is not None:

@@ -16,6 +16,7 @@ from salus.protocol import messages as msg
 from salus.protocol.page import Word
 from salus.protocol.slots import Kind
 from salus.service.job import LiveJob
+from salus.service.recovery import note_place
 
 if TYPE_CHECKING:
     from salus.service.live import Live
@@ -132,7 +133,7 @@ class Pager:
                 self._live.sizes.went_out(job)
             self._live.handle(ev.PageOutFinished(job.job_id) if done else ev.PageOutFailed(job.job_id))
             # It comes back as large as it wants to be, or as it needs to.
-            self._live.note_place(job)
+            note_place(self._live.scheduler, job)
             # One that stepped aside to grow, and never asked for a lease, still waits for its memory.
             self._live.sizes.wanted(job)
         elif done and core.phase in (Phase.RESIDENT, Phase.PARKED):

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from salus.core import events as ev
-from salus.core.model import Footprint
+from salus.core.model import Footprint, Phase
+from salus.core.scheduler import Scheduler
 from salus.errors import RequestRejected
 from salus.protocol import messages as msg
 from salus.protocol.page import Word
@@ -32,6 +33,20 @@ RECOVERY_S = 3.0
 RECOVERY_TICK_S = 0.02
 MOST = (1 << 63) - 1
 """That a word of a page is said to hold."""
+
+
+def note_place(scheduler: Scheduler, job: LiveJob) -> None:
+    """On the job's page, whenever it changes: what the job tells a service that is started again (`reattach`)."""
+    core = scheduler.jobs.get(job.job_id)
+    if core is None or job.page is None:
+        return
+    words = job.page.words
+    words[Word.LANE] = core.lane or 0
+    # One that waits for its first memory has none.
+    has = core.footprint if core.phase is not Phase.WAITING else Footprint(0, 0)
+    words[Word.RESERVED_PERSISTENT] = has.persistent_bytes
+    words[Word.RESERVED_EPHEMERAL] = has.ephemeral_bytes
+    words[Word.RESERVED_INTERNAL] = has.internal_bytes
 
 
 class Recovery:
@@ -110,7 +125,7 @@ class Recovery:
                 gpu_time_s=min(max(0, asked.attained_ns), job.reported_ns) / 1e9,
             )
         )
-        live.note_place(job)
+        note_place(live.scheduler, job)
         job.started_at = job.started_at or time.time()
         job.measured = True
         # With which share of the multiprocessors it runs is not known any more.
