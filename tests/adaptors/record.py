@@ -10,9 +10,12 @@ from salus.adaptors.iterations import Iterations
 
 
 class RecordingLease:
-    def __init__(self, quick=False):
+    def __init__(self, quick=False, runs_on=False):
         self.quick = quick
         """Whether iterations that are all alike begin and end in the short way, while nobody waits."""
+        self.runs_on = runs_on
+        """And whether they follow one another after that; if not, the story can be compared call by call."""
+        self.sits = None
         self.somebody_waits = False
         self.ends: list[int] = []
         self.open = False
@@ -33,6 +36,20 @@ class RecordingLease:
     def usual(self):
         return (lambda: self._quickly(self.begin), lambda n: self._quickly(self.end, int(n))) if self.quick else None
 
+    def run_on(self, sits):
+        if not self.runs_on or self.somebody_waits:
+            return None
+        self.sits = sits
+        self.begin()
+        return lambda n: self._quickly(self._turn, int(n))
+
+    def _turn(self, iterations):
+        self.end(iterations)
+        self.begin()
+
+    def goes_on(self):
+        assert self.open
+
     def _quickly(self, do, *args):
         if not self.somebody_waits:
             do(*args)
@@ -46,8 +63,8 @@ class RecordingLease:
 class Watched:
     """A watched process: its lease and its iterations."""
 
-    def __init__(self, quick=False):
-        self.lease = RecordingLease(quick)
+    def __init__(self, quick=False, runs_on=False):
+        self.lease = RecordingLease(quick, runs_on)
         self.iterations = Iterations(self.lease)
 
     def note(self, text):
@@ -98,3 +115,8 @@ def evaluate(model, count=5):
 def is_usual() -> bool:
     watch = adaptor.installed()
     return watch is not None and (watch._usual is not None or watch._serving is not None)
+
+
+def runs_on() -> bool:
+    watch = adaptor.installed()
+    return watch is not None and watch._turn is not None

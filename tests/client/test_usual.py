@@ -206,3 +206,84 @@ def test_while_an_iteration_is_open_there_is_no_short_way_and_memory_is_left_alo
     lease._words[Word.STATE] = JobState.BETWEEN
     lease.between_iterations(lambda: done.append(1))
     assert lease.usual() is not None and memory.stays and done == [1]
+
+
+# Iterations that follow one another.
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def turn(lease, told):
+    lease.begin()
+    lease.end()
+    running_on = lease.run_on(lambda: told.append("sits"))
+    assert running_on is not None
+    return running_on
+
+
+def test_one_call_ends_an_iteration_and_begins_the_next(lease, turn):
+    words = lease._words
+    for number in range(3):
+        time.sleep(0.001)
+        began = words[Word.BEGAN_NS]
+        assert turn(1) is True
+        assert words[Word.BEGAN_NS] > began and words[Word.STATE] == JobState.RUNNING_ON
+        assert words[Word.ITERATIONS] == words[Word.BOUNDARIES] == number + 2
+    assert words[Word.BUSY_NS] >= 3_000_000
+
+
+def test_it_does_nothing_where_somebody_waits_or_it_is_over(lease, turn):
+    words = lease._words
+
+    def refuses() -> bool:
+        before = bytes(words)
+        return turn(1) is False and bytes(words) == before
+
+    words[Word.REVOKE] = 1
+    assert refuses()
+    words[Word.REVOKE] = 0
+    with lease._lock:
+        assert refuses()
+    lease.goes_on()
+    assert words[Word.STATE] == JobState.ITERATING and refuses()
+    lease.end()
+    assert refuses()
+
+
+def test_an_iteration_that_may_have_been_a_pause_ends_it_and_is_not_counted_in_full(lease, turn):
+    words = lease._words
+    words[Word.BEGAN_NS] -= 5 * PAUSE_NS
+    assert turn(1) is False
+    lease.end(1)
+    assert PAUSE_NS <= words[Word.BUSY_NS] < 2 * PAUSE_NS and words[Word.STATE] == JobState.BETWEEN
+
+
+def test_nobody_gives_the_lease_of_one_that_runs_on_away(lease, turn):
+    lease._ended_ns = lease._rested_ns = 0
+    with lease._lock:
+        assert lease._give_up_if_idle() is False
+    assert turn(1) is True
+
+
+@pytest.mark.parametrize("word", [Word.REVOKE, Word.CONTENDED])
+def test_who_is_waited_for_does_not_run_on(lease, word):
+    lease._words[word] = 1
+    assert lease.run_on(lambda: None) is None and lease._words[Word.STATE] == JobState.BETWEEN
+
+
+def test_nor_who_has_sat_lately_or_had_a_long_iteration(lease, monkeypatch):
+    begin, end = lease.usual()  # type: ignore[misc]
+    assert begin() and end(1)
+    lease._ended_ns -= 100_000_000
+    assert begin() and end(1)
+    assert lease.run_on(lambda: None) is None
+    assert begin()
+    lease._words[Word.BEGAN_NS] -= 2_000_000_000
+    assert end(1)
+    assert lease.run_on(lambda: None) is None
+    assert begin() and end(1)
+    assert lease.run_on(lambda: None) is not None

@@ -37,10 +37,10 @@ from tests.gpu.jobs import START_LIMIT_S, TIMEOUT_S, command, result_of, says_re
 from tests.gpu.train_kinds import ALL
 
 IN_AND_OUT = str(Path(__file__).parent / "in_and_out.py")
-MEASURE_S = 5.0
+MEASURE_S = 8.0
 AT_ONCE, CORES = 5, 3
 """Kinds of `alone` that start up together, and the cores that each has."""
-ROUNDS, TURN, WARMS_UP = 4, 80, 5
+ROUNDS, TURN, WARMS_UP = 6, 80, 5
 """Of `throughput`: rounds, iterations of each job in a block, and those of them that do not count."""
 LEASES = {
     "fair, 20 ms": ("--policy", "fair"),

@@ -59,6 +59,15 @@ class Lease(Protocol):
     def usual(self) -> tuple[Callable[[], bool], Callable[[int], bool]] | None:
         """`begin` and `end` in one short call each, while nobody else wants to run; False: nothing was done."""
 
+    def run_on(self, sits: Callable[[], None]) -> Callable[[int], bool] | None:
+        """Begins an iteration, and gives back what ends one and begins the next; False: nothing was done.
+
+        `sits` is called, by another thread, where somebody waits and no iteration has ended for long.
+        """
+
+    def goes_on(self) -> None:
+        """The open iteration, of one that ran on, is one like any other from here on."""
+
 
 class Kind(Enum):
     NONE = "none"
@@ -202,11 +211,22 @@ class Iterations:
         self._with_graph = None
         return self._lease.usual()
 
-    def goes_on(self, modules: list[ReferenceType[Any]]) -> None:
-        """An iteration that was begun without this is one like all others from here on."""
+    def run_on(self, sits: Callable[[], None]) -> Callable[[int], bool] | None:
+        """The next one begins where this one ended; what ends it and begins the one after it. None: it cannot be."""
         with self._lock:
-            if self.kind is TRAINING:
+            turn = self._lease.run_on(sits) if self.kind is NONE and not self.failed else None
+            if turn is not None:
+                self.kind, self.thread = TRAINING, get_ident()
+            return turn
+
+    def goes_on(self, modules: list[ReferenceType[Any]], *, has_begun: bool = True) -> None:
+        """An iteration that was begun without this is one like all others from here on; or else is not, as it seems."""
+        with self._lock:
+            if self.kind is TRAINING and (has_begun or self.backwards):
+                self._lease.goes_on()
                 self._modules = modules
+            elif self.kind is TRAINING:
+                self._end(0)
 
     # Explicit marks.
 

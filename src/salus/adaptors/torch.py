@@ -13,7 +13,8 @@ How each is seen:
 Most scripts do the same in every iteration: forwards of the same module, backwards, one step of the same optimizer; or
 two of each in turns, or all of it inside the step; or they serve, forward after forward without gradients. Once they
 have for a while, hooks do only what such an iteration needs (`Usual`, `Serving`), until something else happens or
-somebody waits.
+somebody waits. And if they go on like that, iterations follow one another: each begins where the last one ended, so
+that only its end is to be seen (`_turn`), and no forward is looked for. The helper of the lease says when none comes.
 
 Rules: a hook returns at once while torch compiles, changes no argument and no result, and never raises: on an error in
 here everything is taken out again and `Iterations.fail` says so. A torch that lacks something is done without; it is
@@ -39,6 +40,7 @@ import torch
 from torch import is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from salus.adaptors import habits
 from salus.adaptors.habits import Habits, Serving, Usual, with_one_more
 from salus.adaptors.iterations import (
     INFERENCE,
@@ -102,6 +104,9 @@ class Watch:
         self._key = 0  # ours in that dictionary, and in a module's own while its call is followed
         self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed
         self._usual: Usual | None = None
+        self._usual_times = 0
+        self._turn: Callable[[int], bool] | None = None  # while iterations follow one another: ends one, begins another
+        self._went_back = False  # since the last of those ended: a backward ran
         self._serving: Serving | None = None
         self._forwarded: list[ReferenceType[Any]] = []  # in the iteration that is open, if it is a usual one
         self._habits = Habits()
@@ -234,15 +239,43 @@ class Watch:
             self.iterations.fail(error)
 
     def _leave_usual(self) -> None:
+        # In this order: iterations that follow one another are usual ones.
+        turn, self._turn = self._turn, None
         usual, self._usual, self._serving = self._usual, None, None
         self._habits.are_over()
         if usual is not None and self.iterations.kind is TRAINING:
-            self.iterations.goes_on(list(self._forwarded))
+            has_begun = turn is None or self._went_back or self._step_began
+            # (Of iterations that follow one another, forwards were not looked at.)
+            modules = self._forwarded if turn is None else usual.modules.values()
+            self.iterations.goes_on(list(modules), has_begun=has_begun)
         elif self.iterations.kind is NONE and self.memory is not None and self.active:
             self.memory.rest()
 
     def _may_be_usual(self) -> bool:
         return self._looking is not None and self._sees_captures
+
+    def _run_on(self) -> None:
+        """The last iterations were all alike and nobody waits: from now on only their ends are looked at."""
+        self._usual_times, self._went_back = 0, False
+        turn = self.iterations.run_on(self._sits)
+        if turn is not None:
+            self.iterations.wants_backward = False
+            self._ignore_forwards()
+            self._turn = turn
+
+    def forget_usual(self) -> None:
+        """For the child of a fork, as above: the lease is not to be told."""
+        self._usual = self._turn = None
+
+    def _stop_running_on(self) -> None:
+        if self._turn is not None:
+            self._leave_usual()
+
+    def _sits(self) -> None:
+        """From another thread: no iteration has ended for long, and somebody waits."""
+        if self._turn is not None and not (self._step_began or self.iterations.backwards):
+            self._went_back = False
+            self._guarded(self._leave_usual)
 
     def _serves(self, module: Any) -> bool:
         """The forward is like all those before it, and has begun."""
@@ -379,6 +412,7 @@ class Watch:
     def _compiled_step_ended(self, optimizer: ReferenceType[Any]) -> None:
         stepped = optimizer()
         if stepped is not None and not _capturing():
+            self._stop_running_on()
             self.iterations.step_ended(stepped)
 
     def _wrap_capture(self, original: Any) -> Any:
@@ -420,6 +454,8 @@ class Watch:
             if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
                 return original(*args, **kwargs)
             iterations = self.iterations
+            if self._turn is not None:
+                return self._usual_backward(original, args, kwargs)
             # (tensors, grad_tensors, retain_graph, create_graph): a graph that is kept may be run through again.
             keeps = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
             if self._usual is not None:
@@ -450,6 +486,7 @@ class Watch:
     def _usual_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
         running = self.iterations.backwards
         running.append(None)
+        self._went_back = True
         try:
             result = original(*args, **kwargs)
             self.iterations.wants_backward = False
@@ -460,7 +497,8 @@ class Watch:
             elif running:
                 running.pop()
             # What comes may be an evaluation, instead of the step.
-            self._look()
+            if self._turn is None:
+                self._look()
 
     # Steps.
 
@@ -493,6 +531,9 @@ class Watch:
         try:
             usual = self._usual
             if usual is not None:
+                if self._turn is not None and id(optimizer) in usual.optimizers:
+                    self._step_began = True
+                    return
                 if self._usual_step_began(usual, optimizer, args, kwargs):
                     return
                 self._leave_usual()
@@ -555,13 +596,22 @@ class Watch:
                     and not iterations.backwards
                     and (counted or (leader is not None and iterations.steps_of_others < LEADER_SILENT_STEPS - 1))
                 ):
-                    # In this order: whoever is interrupted on the way out begins again, with a lease.
-                    self._looking[self._key] = self._pre_hook
-                    iterations.kind = NONE
-                    if usual.end(counted):
-                        iterations.wants_backward = self._step_began = False
+                    turn = self._turn
+                    if turn is not None:
+                        ended = usual.thread == get_ident() and turn(counted)
+                    else:
+                        # In this order: whoever is interrupted on the way out begins again, with a lease.
+                        self._looking[self._key] = self._pre_hook
+                        iterations.kind = NONE
+                        ended = usual.end(counted)
+                    if ended:
+                        iterations.wants_backward = self._step_began = self._went_back = False
                         self._steps_taken += 1
                         iterations.steps_of_others = 0 if counted else iterations.steps_of_others + 1
+                        if turn is None:
+                            self._usual_times += 1
+                            if self._usual_times >= habits.AFTER:
+                                self._run_on()
                         return
                     iterations.kind = TRAINING
                 self._leave_usual()
@@ -579,7 +629,7 @@ class Watch:
             if (memory is not None and not memory.gpu_is_used) or not _capturing():
                 self.iterations.step_ended(optimizer)
                 if self._habits.saw_step(optimizer) and self._may_be_usual():
-                    self._usual = self._habits.usual(self.iterations)
+                    self._usual, self._usual_times = self._habits.usual(self.iterations), 0
         except Exception as error:
             self.iterations.fail(error)
 
@@ -602,6 +652,7 @@ class Watch:
             before = self._steps_taken
             result = original(scaler, optimizer, *args, **kwargs)
             if self.active and self._steps_taken == before and not is_compiling():
+                self._guarded(self._stop_running_on)
                 self._guarded(self.iterations.step_ended, optimizer)
             return result
 
@@ -610,7 +661,9 @@ class Watch:
     def _wrap_scaler_update(self, original: Any) -> Any:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(scaler, *args, **kwargs)
-            if self.active and not is_compiling() and not _capturing():
+            # (Of iterations that follow one another, the one that is open may not have begun.)
+            if self.active and not is_compiling() and (self._turn is None or self._went_back) and not _capturing():
+                self._guarded(self._stop_running_on)
                 self._guarded(self.iterations.scaler_updated)
             return result
 
@@ -660,6 +713,7 @@ def _capturing() -> bool:
 def _after_fork() -> None:
     if _watch is not None:
         _watch.iterations.forget_lock()
+        _watch.forget_usual()
         uninstall()
 
 

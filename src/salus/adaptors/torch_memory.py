@@ -380,3 +380,9 @@ class RoutedLease:
 
     def usual(self) -> Usual | None:
         return self._lease.usual()
+
+    def run_on(self, sits: Callable[[], None]) -> Callable[[int], bool] | None:
+        return self._lease.run_on(sits)
+
+    def goes_on(self) -> None:
+        self._lease.goes_on()

@@ -21,14 +21,16 @@ from torch import nn
 
 from salus.adaptors import habits
 from salus.adaptors import torch as adaptor
-from salus.bench import models
+from salus.bench import hooks, models
 from salus.bench.scripts.train import build
 
 WARM_UP = 15
-USUAL_AFTER = 2
+USUAL_AFTER = 1
 """Iterations that are taken to be all alike are measured. Here they are soon: it would be waited for in every block."""
-SETTLES = USUAL_AFTER + 2
+SETTLES = 2 * USUAL_AFTER + 2
 """The first iterations after a change are slower, and only after a few alike are they what they will be."""
+ROUNDS_TO_KNOW = 8
+"""From fewer it is not known how much they differ."""
 BATCH = 16
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -39,6 +41,7 @@ parser.add_argument("--states", default="bare,salus")
 parser.add_argument("--block", type=int, default=5)
 parser.add_argument("--rounds", type=int, default=1, help="at the least")
 parser.add_argument("--seconds", type=float, default=0.0, help="at the least")
+parser.add_argument("--precise", type=float, default=0.0, help="or until what is added is known to this part of it")
 parser.add_argument("--wait", action="store_true", help="before it measures, say so and wait for a line of input")
 
 
@@ -79,6 +82,14 @@ def put(watch: adaptor.Watch, state: str) -> None:
         watch.install()
 
 
+def is_known(told: dict[str, list[float]], precise: float) -> bool:
+    """Whether what Salus adds is, to this part of an iteration."""
+    if len(told["bare"]) < ROUNDS_TO_KNOW:
+        return False
+    found = hooks.compare(told)
+    return found["error_us"] <= precise * found["bare_us"]
+
+
 def seconds_of(iterate: Callable[[], None]) -> float:
     began = time.perf_counter()
     iterate()
@@ -98,7 +109,7 @@ def main() -> None:
         sys.stdin.readline()
     rng, until = random.Random(options.model), time.monotonic() + options.seconds
     told: dict[str, list[float]] = {state: [] for state in options.states.split(",")}
-    while len(told["bare"]) < options.rounds or time.monotonic() < until:
+    while len(told["bare"]) < options.rounds or (time.monotonic() < until and not is_known(told, options.precise)):
         # In any order: each finds what the one before it has left.
         for state in rng.sample(list(told), len(told)):
             put(watch, state)

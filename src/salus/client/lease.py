@@ -60,6 +60,10 @@ AWAKE_NS = 2_000_000
 """How long a job looks for a lease that was announced before it sleeps again."""
 ANSWER_NS = 300_000
 """Within this time of saying that we will yield, the service has named the next job, or there is none."""
+SITS_NS = 50_000_000
+"""A script that has sat between two iterations for longer may do so again, and must be seen to."""
+LONGEST_TURN_NS = 1_000_000_000
+"""An iteration that took longer than this may have been a pause."""
 
 _REVOKE, _CONTENDED, _GRANTS, _SOON, _STATE = (
     int(word) for word in (Word.REVOKE, Word.CONTENDED, Word.GRANTS, Word.SOON, Word.STATE)
@@ -71,7 +75,9 @@ _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES = (
     int(Word.BOUNDARIES),
 )
 _PASS, _PASSED, _BATON, _YIELDED = int(Word.PASS), int(Word.PASSED), int(Word.BATON), int(Word.YIELDED)
-_BETWEEN, _ITERATING, _WAITING = int(JobState.BETWEEN), int(JobState.ITERATING), int(JobState.WAITING)
+_BETWEEN, _ITERATING, _WAITING, _RUNNING_ON = (
+    int(state) for state in (JobState.BETWEEN, JobState.ITERATING, JobState.WAITING, JobState.RUNNING_ON)
+)
 _now_ns = time.monotonic_ns
 _HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 
@@ -149,6 +155,10 @@ class Lease:
         """An iteration is about to, without the lock."""
         self._ended_ns = 0
         """When the last iteration did."""
+        self._paused = False
+        """Between two iterations, lately, or in one that was so long that it may have been a pause."""
+        self._sits: Callable[[], None] = lambda: None
+        """Told, while iterations follow one another, when none seems to any more."""
         self._rested_ns, self._rested_after = 0, -1
         """Since when the device rests for all the helper knows, and after which boundary."""
         self._memory: Memory | None = None
@@ -208,7 +218,9 @@ class Lease:
             # In this order; `Page.used` counts on it. A GPU may work on, so that its time goes on.
             words[_BEGAN] = 0 if self._memory is None else self._ended_ns
             if began:
-                words[_BUSY] += self._ended_ns - began
+                took = self._ended_ns - began
+                # Of one that ran on it is not known when it stopped.
+                words[_BUSY] += took if words[_STATE] != _RUNNING_ON else min(took, PAUSE_NS)
             words[_ITERATIONS] += iterations
             words[_BOUNDARIES] += 1
             words[_STATE] = _BETWEEN
@@ -236,6 +248,7 @@ class Lease:
         with self._lock:
             if self._iterates() or (self._memory is not None and not (self._holding and self._memory.stay())):
                 return None
+            self._paused = False
         return self._begin_usual, self._end_usual
 
     def _begin_usual(self) -> bool:
@@ -256,6 +269,8 @@ class Lease:
             else:
                 words[_BEGAN] = now
             words[_STATE] = _ITERATING
+            if now - self._ended_ns > SITS_NS:
+                self._paused = True
             if words is not self._words or self._lock.locked():
                 self._bring_along(words)
             return True
@@ -272,12 +287,54 @@ class Lease:
         words[_BEGAN] = 0 if self._memory is None else now
         if began:
             words[_BUSY] += now - began
+            if now - began > LONGEST_TURN_NS:
+                self._paused = True
         words[_ITERATIONS] += iterations
         words[_BOUNDARIES] += 1
         words[_STATE] = _BETWEEN
         if words is not self._words or self._lock.locked():
             self._bring_along(words)
         return True
+
+    def run_on(self, sits: Callable[[], None]) -> Callable[[int], bool] | None:
+        """From now on an iteration begins where the last one ended: one call ends the one and begins the next.
+
+        That call does all or nothing (False), and then the iteration that is open ends as any other does. Nobody sees
+        any more whether the script sits between two of them. So where somebody waits and no boundary comes for long,
+        `sits` is called, by another thread: it has to `end` the iteration, unless it knows better. None: not here.
+        """
+        with self._lock:
+            words, paused, self._paused = self._words, self._paused, False
+            if paused or not self._holding or words[_STATE] != _BETWEEN or words[_REVOKE] or words[_CONTENDED]:
+                return None
+            if self._memory is not None and not self._memory.stays:
+                return None
+            self._sits = sits
+            words[_BEGAN] = words[_BEGAN] or self._ended_ns
+            words[_STATE] = _RUNNING_ON
+        return self._turn
+
+    def _turn(self, iterations: int) -> bool:
+        words = self._words
+        if words[_STATE] != _RUNNING_ON or words[_REVOKE] or self._lock.locked():
+            return False
+        now, began = _now_ns(), words[_BEGAN]
+        if now - began > LONGEST_TURN_NS:
+            return False
+        # In this order; `Page.used` counts on it.
+        self._ended_ns = words[_BEGAN] = now
+        words[_BUSY] += now - began
+        words[_ITERATIONS] += iterations
+        words[_BOUNDARIES] += 1
+        if words is not self._words or self._lock.locked():
+            self._bring_along(words)
+        return True
+
+    def goes_on(self) -> None:
+        """The iteration that is open is one like any other from here on."""
+        with self._lock:
+            if self._words[_STATE] == _RUNNING_ON:
+                self._words[_STATE] = _ITERATING
 
     def between_iterations(self, do: Callable[[], None]) -> None:
         """Unless one is open: then nothing is done."""
@@ -287,7 +344,7 @@ class Lease:
 
     def _iterates(self) -> bool:
         """For whoever has the lock: an iteration is open. In this order, which is the other way round in there."""
-        return self._begins or self._words[_STATE] == _ITERATING
+        return self._begins or self._words[_STATE] in (_ITERATING, _RUNNING_ON)
 
     def _bring_along(self, before: memoryview[int]) -> None:
         """We may have been taken to another page in the middle of that."""
@@ -685,6 +742,8 @@ class Lease:
                     self._page(connection)
                     continue
                 self._page(connection)
+                if self._words[_CONTENDED] and self._words[_STATE] == _RUNNING_ON:
+                    self._sits()
                 passed = self._words[_BOUNDARIES]
                 self._wait_for_device()
                 while self._managed and self._words[_CONTENDED]:
@@ -694,7 +753,7 @@ class Lease:
                     with self._lock:
                         if self._give_up_if_idle():
                             break
-                        if self._words[_STATE] == _ITERATING or self._words[_BOUNDARIES] != passed:
+                        if self._iterates() or self._words[_BOUNDARIES] != passed:
                             # On its way again. If it comes to sit once more, the service sees that.
                             self._words[_CONTENDED] = 0
         except (ServiceUnavailable, OSError):
@@ -767,7 +826,9 @@ class Lease:
         # Not for long: a thread of the script may hold the lock and never come back.
         if self._lock.acquire(timeout=0.1):
             try:
-                if self._attached and self._managed and self._holding and not self._iterates():
+                # One that runs on has come to its end.
+                iterates = self._iterates() and self._words[_STATE] != _RUNNING_ON
+                if self._attached and self._managed and self._holding and not iterates:
                     self._yield(wants_more=False)
             finally:
                 self._lock.release()

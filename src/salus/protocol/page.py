@@ -14,7 +14,7 @@ import os
 from enum import IntEnum
 
 SIZE_BYTES = 4096
-MAGIC = 0x53414C5553000002
+MAGIC = 0x53414C5553000003
 PAUSE_NS = 10_000_000_000
 """Between two iterations a job that holds its lease has the device: a GPU may still be at work, and nobody else may run
 in the lane. So that time counts as the job's; of a longer pause, this much."""
@@ -141,6 +141,8 @@ class JobState(IntEnum):
     BETWEEN = 1
     ITERATING = 2
     WAITING = 3
+    RUNNING_ON = 4
+    """One iteration after another: each begins where the last one ended, and nobody sees whether it has."""
 
 
 class Page:
@@ -168,7 +170,8 @@ class Page:
         # For the same reason this comes before BEGAN_NS, which is moved on before it is cleared.
         waits_since = words[Word.WAITING_FOR_MEMORY]
         now_ns = min(now_ns, waits_since) if waits_since else now_ns
-        at_most_ns = PAUSE_NS if words[Word.STATE] == JobState.BETWEEN else now_ns
+        may_sit = words[Word.STATE] in (JobState.BETWEEN, JobState.RUNNING_ON)
+        at_most_ns = PAUSE_NS if may_sit else now_ns
         began = words[Word.BEGAN_NS]
         return words[Word.ITERATIONS], busy + (min(max(0, now_ns - began), at_most_ns) if began else 0)
 

@@ -200,7 +200,7 @@ class Leases:
             left_s = 0.0
         elif not iteration_s:
             return  # it says so itself, when it is there
-        elif state == JobState.ITERATING:
+        elif state in (JobState.ITERATING, JobState.RUNNING_ON):
             # (What the page says is the job's own, and bounded by what is possible.)
             left_s -= max(0, time.monotonic_ns() - page.words[Word.BEGAN_NS]) / 1e9
         self._loop.call_later(max(0.0, left_s - AHEAD_S), self._will_yield, job, job.grants)

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from salus.core import events as ev
-from salus.core.model import Lease
+from salus.core.model import Job, Lease
 from salus.protocol import messages as msg
 from salus.protocol.page import JobState, Word
 
@@ -28,6 +28,8 @@ SITS_S = 0.002
 """One that is between two iterations is looked at again after this long."""
 
 
+SEEMS_S, SEEMS_ITERATIONS = 0.1, 5
+"""One whose iterations follow one another seems to sit if none has ended for so long, and for so many of them."""
 LONG_S = 1.0
 """Whoever wants memory does not need a lease: for that, one that makes a pause of less is left alone."""
 
@@ -75,7 +77,7 @@ class Watch:
                 words[Word.CONTENDED] = 0
                 continue
             again_s = min(again_s or CONTENTION_S, CONTENTION_S)
-            if words[Word.CONTENDED] or words[Word.STATE] not in SITS:
+            if words[Word.CONTENDED] or not (words[Word.STATE] in SITS or _seems_to_sit(words, jobs[job.job_id])):
                 continue
             if job.passed == passed:
                 # It clears that itself when it is on its way again.
@@ -106,7 +108,13 @@ class Watch:
                 self._live.handle(ev.JobStuck(job.job_id, stuck))
 
 
+def _seems_to_sit(words: memoryview, core: Job) -> bool:
+    longest_s = max(SEEMS_S, SEEMS_ITERATIONS * core.iteration_s)
+    since_s = (time.monotonic_ns() - words[Word.BEGAN_NS]) / 1e9
+    return bool(words[Word.STATE] == JobState.RUNNING_ON) and since_s > longest_s
+
+
 def _has_sat_for_long(words: memoryview) -> bool:
     """With an arena, a job notes on its page when its last iteration ended."""
-    ended_ns = words[Word.BEGAN_NS] if words[Word.STATE] in SITS else 0
+    ended_ns = words[Word.BEGAN_NS] if words[Word.STATE] in (*SITS, JobState.RUNNING_ON) else 0
     return bool(ended_ns) and time.monotonic_ns() - ended_ns > LONG_S * 1e9

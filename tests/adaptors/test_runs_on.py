@@ -1,0 +1,231 @@
+"""Iterations that follow one another: only their ends are looked at, and as many are counted as always."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from salus import api
+from salus.adaptors import habits
+from salus.adaptors import torch as adaptor
+from tests.adaptors.record import Watched, batches, evaluate, mlp, runs_on, sgd, train
+from tests.adaptors.test_both_ways import (
+    LOOPS,
+    OTHERS,
+    SHAPES,
+    Anything,
+    a_penalty,
+    a_second_backward,
+    asks_a_teacher,
+    calls_a_metric,
+    evaluates_in_between,
+    goes_on,
+    looks_closer,
+    raises_in_its_backward,
+    raises_in_its_step,
+    serves,
+    steps_in_its_backward,
+    steps_once_more,
+    trains_alone,
+    updates_its_scaler_late,
+)
+
+A_WHILE = 2 * habits.AFTER + 3
+UNSEEN = {"serve", "evaluate a copy", "evaluate"}
+"""What a module that is in eval mode already computes between two iterations is part of the next one. And of a forward
+that no backward followed it is not known any more, when an evaluation comes: it begins at once."""
+
+
+def counted(whole, *, follow: bool) -> list[int]:
+    """What was counted at each end."""
+    process = Watched(quick=follow, runs_on=follow)
+    adaptor.install(process.iterations)
+    try:
+        process.model = mlp()
+        process.optimizer = sgd(process.model)
+        whole(process)
+    finally:
+        adaptor.uninstall()
+    assert not process.iterations.failed
+    return [end for end in process.lease.ends if end]
+
+
+@pytest.fixture
+def following(capfd):
+    """A watched process whose iterations follow one another."""
+    process = Watched(quick=True, runs_on=True)
+    adaptor.install(process.iterations)
+    process.model = mlp()
+    process.optimizer = sgd(process.model)
+    train(process.model, process.optimizer, A_WHILE)
+    assert runs_on() and process.lease.open and process.lease.counted == A_WHILE
+    yield process
+    adaptor.uninstall()
+    assert not process.lease.open
+    said = capfd.readouterr()
+    assert said.out == "" and "salus:" not in said.err
+
+
+@pytest.mark.parametrize("script", [goes_on, steps_once_more, evaluates_in_between, trains_alone, looks_closer])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape is not serves])
+def test_as_many_are_counted_as_always(shape, script, capfd):
+    def whole(process):
+        shape(process)
+        process.rounds(A_WHILE)
+        assert runs_on() == process.lease.runs_on
+        script(process)
+
+    assert counted(whole, follow=True) == counted(whole, follow=False)
+    assert "salus:" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        a_penalty,
+        a_second_backward,
+        steps_in_its_backward,
+        updates_its_scaler_late,
+        calls_a_metric,
+        asks_a_teacher,
+    ],
+)
+def test_whatever_comes_then_is_counted_as_always(script, capfd):
+    def whole(process):
+        process.rounds = lambda count: train(process.model, process.optimizer, count)
+        process.rounds(A_WHILE)
+        script(process)
+
+    assert counted(whole, follow=True) == counted(whole, follow=False)
+    assert "salus:" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("script", [raises_in_its_backward, raises_in_its_step])
+def test_what_raises_raises_as_always_and_leaves_nothing_open(script, capfd):
+    def whole(process):
+        process.rounds = lambda count: train(process.model, process.optimizer, count)
+        process.rounds(A_WHILE)
+        script(process)
+
+    counted(whole, follow=True)
+    assert "salus:" not in capfd.readouterr().err
+
+
+@given(
+    st.sampled_from(sorted(set(LOOPS) - {"serves"})),
+    st.lists(st.tuples(st.sampled_from([one for one in OTHERS if one not in UNSEEN]), st.integers(0, 1)), max_size=10),
+)
+@settings(max_examples=100, deadline=None)
+def test_whatever_a_script_does_is_counted_as_always(loop, then):
+    def whole(process):
+        script = Anything(process)
+        for what in [*LOOPS[loop] * A_WHILE, *then, *LOOPS[loop] * 3]:
+            script.do(*what)
+
+    assert counted(whole, follow=True) == counted(whole, follow=False)
+
+
+def test_results_are_the_same(following):
+    losses = train(following.model, following.optimizer, 20)
+    assert runs_on() and following.lease.counted == A_WHILE + 20
+    adaptor.uninstall()
+    model = mlp()
+    optimizer = sgd(model)
+    train(model, optimizer, A_WHILE)
+    assert train(model, optimizer, 20) == losses
+
+
+def test_no_forward_is_looked_for(following):
+    watch = adaptor.installed()
+    assert watch._key not in watch._looking
+    following.model(batches(1)[0]).sum().backward()
+    assert watch._key not in watch._looking
+    following.optimizer.step()
+    assert watch._key not in watch._looking and runs_on()
+
+
+def test_whoever_waits_is_seen_at_the_end_of_the_iteration(following):
+    following.lease.somebody_waits = True
+    following.model(batches(1)[0]).sum().backward()
+    assert runs_on()
+    following.optimizer.step()
+    assert not runs_on() and not following.lease.open
+    following.lease.somebody_waits = False
+    train(following.model, following.optimizer, A_WHILE)
+    assert runs_on()
+
+
+def test_an_evaluation_is_seen_and_so_is_a_model_that_is_built(following):
+    evaluate(following.model, 5)
+    assert not runs_on() and not following.lease.open and following.lease.counted == A_WHILE + 5
+    train(following.model, following.optimizer, A_WHILE)
+    assert runs_on()
+    mlp()
+    assert not runs_on() and not following.lease.open
+
+
+def test_a_step_of_another_optimizer_is_one_like_any_other(following):
+    other = sgd(following.model)
+    following.model(batches(1)[0]).sum().backward()
+    other.step()
+    assert not runs_on() and not following.lease.open
+
+
+def sits(process) -> None:
+    thread = threading.Thread(target=process.lease.sits)
+    thread.start()
+    thread.join()
+
+
+def test_one_that_sits_is_let_go_of(following):
+    sits(following)
+    assert not runs_on() and not following.lease.open
+    train(following.model, following.optimizer, 1)
+    assert following.lease.counted == A_WHILE + 1
+
+
+def test_but_not_in_its_backward_or_its_step(following):
+    seen = []
+
+    def look(*_):
+        sits(following)
+        seen.append(following.lease.open)
+
+    weight = following.model[0].weight
+    handles = weight.register_post_accumulate_grad_hook(look), following.optimizer.register_step_pre_hook(look)
+    train(following.model, following.optimizer, 1)
+    for handle in handles:
+        handle.remove()
+    assert seen == [True, True] and runs_on()
+
+
+def test_an_explicit_mark_wins(following):
+    with api.iteration():
+        sits(following)
+        assert following.lease.open
+        train(following.model, following.optimizer, 3)
+    assert not following.lease.open and following.lease.counted == A_WHILE + 1
+
+
+def test_a_step_that_the_scaler_skips_is_an_iteration(following):
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = following.lease.counted
+    for factor in (1.0, float("inf"), 1.0):
+        following.optimizer.zero_grad()
+        scaler.scale(following.model(batches(1)[0]).square().mean() * factor).backward()
+        scaler.step(following.optimizer)
+        scaler.update()
+    assert following.lease.counted == before + 3
+
+
+def test_another_thread_that_steps_ends_it(following):
+    other = threading.Thread(target=train, args=(following.model, following.optimizer, 3))
+    other.start()
+    other.join()
+    assert not runs_on()
+    train(following.model, following.optimizer, A_WHILE)
+    assert runs_on()
