@@ -402,6 +402,23 @@ def test_while_a_newcomer_loads_its_model_the_last_that_can_run_stays(capacity, 
     assert sum(busy) > 0.9 * len(busy)
 
 
+def test_while_a_newcomer_loads_its_model_one_that_can_compute_comes_before_another_newcomer():
+    world = World(policy="fair:patience=1", capacity=12, quantum_s=0.02)
+    for job_id in "abcd":
+        world.arrive(job_id, footprint(4, 2))
+    while world.lane_of("c") is None:
+        world.go_on(loads="cd")
+        assert world.now < 5
+    world.answer_all()
+    out, computes = ("a", "b") if world.lane_of("a") is None else ("b", "a")
+    assert world.lane_of(computes) and world.lane_of("d") is None, "one computes, one loads, two wait"
+    world.leave(computes)
+    world.go_on(loads="cd")
+    assert world.lane_of(out) and world.lane_of("d") is None
+    world.go_on(loads="cd")
+    assert world.running() == [out], "while the newcomer still loads"
+
+
 @pytest.mark.parametrize("every_s", [1000.0, 5.0])
 @pytest.mark.parametrize(
     ("policy", "at_most_s"), [("priority", 1.0), ("srtf", 1.0), ("fair:patience=1", 12.0), ("rr:patience=1", 12.0)]

@@ -40,7 +40,7 @@ IN_AND_OUT = str(Path(__file__).parent / "in_and_out.py")
 MEASURE_S = 8.0
 AT_ONCE, CORES = 5, 3
 """Kinds of `alone` that start up together, and the cores that each has."""
-ROUNDS, TURN, WARMS_UP = 6, 80, 5
+ROUNDS, TURN, WARMS_UP = 5, 80, 5
 """Of `throughput`: rounds, iterations of each job in a block, and those of them that do not count."""
 LEASES = {
     "fair, 20 ms": ("--policy", "fair"),

@@ -106,6 +106,9 @@ def _next_in_line(st: State) -> list[Job]:
     if len(st.returning) and len(st.waiting) > LOOKAHEAD:
         known = {job.job_id for job in head}
         head += [job for job in st.returning.head(RETURNING_LOOKAHEAD) if job.job_id not in known]
+    if len(st.returning) and room.waits_for_newcomers(st):
+        # One more of them would have to load first, too.
+        head.sort(key=lambda job: not (job.ready and job.iterations_done))
     return head
 
 

@@ -203,6 +203,13 @@ def _keeps_busy(st: State) -> Job | None:
     return min(begun, key=lambda job: (st.policy.memory_order(job), job.arrival), default=None)
 
 
+def waits_for_newcomers(st: State) -> bool:
+    """Nobody computes, or is about to, while one that has its memory has yet to begin."""
+    loads = any(not job.iterations_done and st.now < job.on_gpu_since + BEGINS_S for job in st.on_gpu.values())
+    comes = any(job.iterations_done and job.phase is Phase.PAGING_IN for job in st.on_gpu.values())
+    return loads and not comes and _keeps_busy(st) is None
+
+
 def _is_kept(st: State, resident: Job, waiting: Job) -> bool:
     """Whether that one stays on the GPU for now although this one may displace it. Asks to be woken when it is over."""
     # One that was stopped on its way in never arrives.
