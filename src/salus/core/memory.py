@@ -106,10 +106,21 @@ def _next_in_line(st: State) -> list[Job]:
     if len(st.returning) and len(st.waiting) > LOOKAHEAD:
         known = {job.job_id for job in head}
         head += [job for job in st.returning.head(RETURNING_LOOKAHEAD) if job.job_id not in known]
-    if len(st.returning) and room.waits_for_newcomers(st):
-        # One more of them would have to load first, too.
-        head.sort(key=lambda job: not (job.ready and job.iterations_done))
+    if len(st.returning) and st.policy.patience_s and room.waits_for_newcomers(st):
+        head = _who_can_compute_first(st, head)
     return head
+
+
+def _who_can_compute_first(st: State, head: list[Job]) -> list[Job]:
+    """One more newcomer would have to load first, too. But what is urgent, or is being made room for, stays first."""
+    able = [job for job in head if job.ready and job.iterations_done]
+
+    def rank(job: Job) -> int:
+        if job.ready and job.iterations_done:
+            return 1
+        return 0 if job is st.room_for or any(st.policy.is_urgent(job, one) for one in able) else 2
+
+    return sorted(head, key=rank)
 
 
 def _somebody_will_run(st: State) -> bool:
@@ -178,6 +189,8 @@ def _comes_late(st: State) -> bool:
 def _admit(st: State, job: Job, place: Place) -> None:
     room.dequeue(st, job)
     st.lanes.add_fixed(job.to_admit_bytes())
+    if st.room_for is job:
+        st.room_for = None
     was = job.phase
     _enter_lane(st, job, place)
     if was is Phase.PAGED_OUT:
@@ -290,6 +303,8 @@ def forget(st: State, job: Job) -> None:
     _free_host(st, job)
     growth.stop_growing(st, job)
     room.dequeue(st, job)
+    if st.room_for is job:
+        st.room_for = None
     st.on_gpu.pop(job.job_id, None)
     del st.jobs[job.job_id]
 
@@ -317,6 +332,7 @@ def _displace_for(st: State, job: Job, firsts: list[Entry]) -> bool:
     if victims and patient and not leases.would_run(st, job, firsts):
         return False
     if victims and room.make_room(st, room.last_first(st, victims), _fits(job)):
+        st.room_for = job
         return True
     # Planning is the most expensive thing done here. The same plan fails again until somebody came, went or aged; and
     # who had the patience to wait can wait for another quantum.

@@ -49,6 +49,8 @@ class State:
         self.grows_first: Job | None = None
         """The one that others were displaced for in the middle of its iteration: it comes before them until its end."""
         self.grows_first_until = float("-inf")
+        self.room_for: Job | None = None
+        """The waiting job that others were displaced for last, until it has its memory."""
         self.vacating: set[JobId] = set()
         """Lease holders that are to give up their lease at the next boundary, to make room or to let another grow."""
         self.told: set[JobId] = set()

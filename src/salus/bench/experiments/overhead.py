@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from salus.bench.hooks import compare
 from salus.bench.machine import few_cores
 from salus.bench.models_of_paper import BATCHES, ON_THE_PROCESSOR
 from salus.bench.own_service import OwnService
-from salus.bench.switch import finished, take_turn
+from salus.bench.switch import TIMEOUT_S, finished, take_turn
 from salus.errors import SalusError
 
 BLOCK = 5
@@ -77,6 +78,10 @@ def _measure(sizes: dict[str, int], settings: Settings, say: Say) -> list[dict[s
         started = {
             model: _start(stack, model, batch, settings, number) for number, (model, batch) in enumerate(sizes.items())
         }
+        # Until all of them are warm, or have failed: whoever still warms up is in the way of the first one measured.
+        for process in started.values():
+            assert process.stdout is not None
+            select.select([process.stdout], [], [], TIMEOUT_S)
         rows = []
         for model, process in started.items():
             say(f"overhead of {model}")
