@@ -200,7 +200,7 @@ def test_but_not_in_its_backward_or_its_step(following):
     train(following.model, following.optimizer, 1)
     for handle in handles:
         handle.remove()
-    assert seen == [True, True] and runs_on()
+    assert seen == [True, True] and following.lease.counted == A_WHILE + 1
 
 
 def test_an_explicit_mark_wins(following):
@@ -229,3 +229,123 @@ def test_another_thread_that_steps_ends_it(following):
     assert not runs_on()
     train(following.model, following.optimizer, A_WHILE)
     assert runs_on()
+
+
+def test_after_a_mark_without_a_step_backward_and_step_are_seen(following):
+    with api.iteration():
+        loss = following.model(batches(1)[0]).sum()
+    assert not following.lease.open
+    seen = []
+    following.optimizer.register_step_pre_hook(lambda *_: seen.append(following.lease.open))
+    loss.backward()
+    assert following.lease.open
+    following.optimizer.step()
+    assert seen == [True] and following.lease.counted == A_WHILE + 2
+    with api.iteration():
+        pass
+    following.optimizer.step()
+    assert seen == [True, True] and following.lease.counted == A_WHILE + 4
+
+
+def test_a_step_that_raised_is_not_taken_for_one_that_is_under_way(following):
+    handle = following.optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(following.model, following.optimizer, 1)
+    handle.remove()
+    sits(following)
+    assert not following.lease.open
+    train(following.model, following.optimizer, 1)
+    assert following.lease.counted == A_WHILE + 1
+
+
+def test_a_lease_that_fails_does_not_raise_into_the_script(following, monkeypatch, capfd):
+    monkeypatch.setattr(following.lease, "end", lambda *_: 1 / 0)
+    sits(following)
+    assert following.lease.open and not following.iterations.failed
+    monkeypatch.undo()
+    following.lease.open = False  # for the next one
+    train(following.model, following.optimizer, A_WHILE)
+    assert runs_on()
+    monkeypatch.setattr(following.lease, "end", lambda *_: 1 / 0)
+    following.model.eval()
+    assert following.iterations.failed and "iterations are no longer found" in capfd.readouterr().err
+    monkeypatch.undo()
+    following.lease.open = False
+
+
+def test_the_rest_of_a_forward_in_which_it_was_let_go_of_is_no_iteration(following):
+    teacher = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(10))).eval()
+    train(following.model, following.optimizer, A_WHILE)
+    assert runs_on()
+    before, boundaries = following.lease.counted, len(following.lease.ends)
+    handle = teacher[2].register_forward_pre_hook(lambda *_: sits(following))
+    with torch.no_grad():
+        teacher(batches(1)[0])
+        handle.remove()
+        assert following.lease.counted == before and len(following.lease.ends) == boundaries + 1
+        teacher(batches(1)[0])
+    assert following.lease.counted == before + 1
+
+
+def test_a_skipped_step_whose_backward_was_not_seen_is_counted(following):
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    loss = scaler.scale(following.model(batches(1)[0]).sum() * float("inf"))
+    parameters = list(following.model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = gradient
+    scaler.step(following.optimizer)
+    assert following.lease.counted == A_WHILE + 1 and not following.lease.open
+    scaler.update()
+
+
+def test_a_step_that_makes_state_is_seen(following):
+    class Memory:
+        active, stays, gpu_is_used, firsts = True, True, False, 0
+
+        def first_step_began(self):
+            self.firsts += 1
+
+        def first_step_ended(self):
+            pass
+
+        def rest(self):
+            pass
+
+    watch, memory = adaptor.installed(), Memory()
+    watch.memory = memory
+    optimizer = torch.optim.SGD(following.model.parameters(), lr=0.1, momentum=0.9)
+    train(following.model, optimizer, A_WHILE)
+    assert runs_on()
+    firsts = memory.firsts
+    optimizer.state.clear()
+    train(following.model, optimizer, 1)
+    assert memory.firsts == firsts + 1 and not runs_on()
+    watch.memory = None
+
+
+def test_one_that_was_interrupted_when_it_began_to_run_on_is_let_go_of(following):
+    adaptor.installed()._turn = None
+    sits(following)
+    assert not following.lease.open
+    train(following.model, following.optimizer, 1)
+    assert following.lease.counted == A_WHILE + 1
+
+
+def test_a_backward_that_begins_while_it_is_let_go_of_has_a_lease(following):
+    """The other thread comes between the look whether iterations follow one another and the note that it began."""
+    loss = following.model(batches(1)[0]).sum()
+
+    class Backwards(list):
+        def append(self, one):
+            if not self:
+                sits(following)
+            super().append(one)
+
+    following.iterations.backwards = Backwards()
+    seen = []
+    following.model[0].weight.register_post_accumulate_grad_hook(lambda _: seen.append(following.lease.open))
+    loss.backward()
+    assert seen == [True]
+    following.iterations.backwards = []
+    following.optimizer.step()
+    assert following.lease.counted == A_WHILE + 1

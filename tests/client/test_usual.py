@@ -248,16 +248,22 @@ def test_it_does_nothing_where_somebody_waits_or_it_is_over(lease, turn):
     words[Word.REVOKE] = 0
     with lease._lock:
         assert refuses()
+    lease._holding = False
+    assert refuses()
+    lease._holding = True
     lease.goes_on()
     assert words[Word.STATE] == JobState.ITERATING and refuses()
     lease.end()
     assert refuses()
 
 
-def test_an_iteration_that_may_have_been_a_pause_ends_it_and_is_not_counted_in_full(lease, turn):
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_iteration_that_may_have_been_a_pause_ends_it_and_is_not_counted_in_full(lease, turn, goes_on):
     words = lease._words
     words[Word.BEGAN_NS] -= 5 * PAUSE_NS
     assert turn(1) is False
+    if goes_on:
+        lease.goes_on()
     lease.end(1)
     assert PAUSE_NS <= words[Word.BUSY_NS] < 2 * PAUSE_NS and words[Word.STATE] == JobState.BETWEEN
 

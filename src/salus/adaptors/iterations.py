@@ -219,6 +219,27 @@ class Iterations:
                 self.kind, self.thread = TRAINING, get_ident()
             return turn
 
+    def let_go(self, is_under_way: Callable[[], bool]) -> None:
+        """From another thread: of those that follow one another, none has ended for long. Unless it is under way."""
+        # Not where a thread of the script is in here, or waits for a lease: then it is on its way.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if is_under_way() or self.backwards or self.kind is EXPLICIT:
+                self._lease.goes_on()
+            elif self.kind is TRAINING:
+                self._end(0)
+            elif self.kind is NONE:
+                self._lease.end(0)  # it was interrupted while it began to run on
+        finally:
+            self._lock.release()
+
+    def holds_on(self) -> None:
+        """Something is under way that `let_go` may not have seen."""
+        with self._lock:
+            if self.kind is NONE:
+                self._begin(TRAINING)
+
     def goes_on(self, modules: list[ReferenceType[Any]], *, has_begun: bool = True) -> None:
         """An iteration that was begun without this is one like all others from here on; or else is not, as it seems."""
         with self._lock:
@@ -239,6 +260,8 @@ class Iterations:
             try:
                 if self.kind is NONE:
                     self._begin(EXPLICIT)
+                elif self.kind is TRAINING:
+                    self._lease.goes_on()
                 # One that hooks opened before the mark goes on as the mark's: its forward may still want its backward.
                 self.kind = EXPLICIT
             except Exception as error:

@@ -27,10 +27,11 @@ Must not know: what a lease does, sockets, memory.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
-from sys import _getframe
+from sys import _current_frames, _getframe
 from threading import get_ident
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -60,6 +61,7 @@ _modules: Any = torch.nn.modules.module
 _flags: Any = (
     torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else SimpleNamespace(_is_compiling_flag=False)
 )
+_CALL = getattr(getattr(torch.nn.Module, "_call_impl", None), "__code__", None)
 _watch: Watch | None = None
 
 
@@ -107,6 +109,7 @@ class Watch:
         self._usual_times = 0
         self._turn: Callable[[int], bool] | None = None  # while iterations follow one another: ends one, begins another
         self._went_back = False  # since the last of those ended: a backward ran
+        self._cut = False  # they were let go of by another thread, perhaps in the middle of a forward
         self._serving: Serving | None = None
         self._forwarded: list[ReferenceType[Any]] = []  # in the iteration that is open, if it is a usual one
         self._habits = Habits()
@@ -146,7 +149,7 @@ class Watch:
 
     def uninstall(self) -> None:
         self.active = False
-        self._leave_usual()
+        self._guarded(self._leave_usual)
         self._ignore_forwards()
         self.iterations.on_boundary = self.iterations.on_failure = None
         while self._undo:
@@ -193,6 +196,10 @@ class Watch:
                 return
             if not (module._modules or module._parameters or module._buffers):
                 return
+            if self._cut:
+                if _is_inside_another(_getframe(1)):
+                    return  # the rest of that forward
+                self._cut = False
             if self._serves(module) or self._forward_began(module, module.training):
                 frame = _getframe(1)
                 # As register_forward_hook does, for a seventh of its time. Torch looks at these after the forward ran.
@@ -213,6 +220,7 @@ class Watch:
             if not usual.begin():
                 return False
             self._forwarded.clear()
+            self._turn = None  # after an explicit mark it was over
         elif iterations.kind is not TRAINING:
             return False
         self._forwarded.append(known)
@@ -273,9 +281,20 @@ class Watch:
 
     def _sits(self) -> None:
         """From another thread: no iteration has ended for long, and somebody waits."""
-        if self._turn is not None and not (self._step_began or self.iterations.backwards):
-            self._went_back = False
-            self._guarded(self._leave_usual)
+        # (If it fails, the hooks see to it when the script goes on.)
+        with contextlib.suppress(Exception):
+            self.iterations.let_go(self._is_under_way)
+
+    def _is_under_way(self) -> bool:
+        """Whether a step is; what follows is looked at closely again."""
+        # In this order: whoever begins one meanwhile looks whether iterations still follow one another.
+        self._turn = self._usual = None
+        self._habits.are_over()
+        frames = list(_current_frames().values())
+        # One that raised has left this behind.
+        self._step_began = self._step_began and any(self._is_in_step(frame) for frame in frames)
+        self._cut = True
+        return self._step_began
 
     def _serves(self, module: Any) -> bool:
         """The forward is like all those before it, and has begun."""
@@ -341,7 +360,7 @@ class Watch:
             # After a forward nothing is looked for until its backward, but an evaluation may come instead.
             if not mode and not is_compiling() and self.iterations.kind is TRAINING:
                 if self._usual is not None:
-                    self._leave_usual()
+                    self._guarded(self._leave_usual)
                 self._look()
             return original(module, mode)
 
@@ -412,6 +431,7 @@ class Watch:
     def _compiled_step_ended(self, optimizer: ReferenceType[Any]) -> None:
         stepped = optimizer()
         if stepped is not None and not _capturing():
+            self._went_back = True
             self._stop_running_on()
             self.iterations.step_ended(stepped)
 
@@ -454,7 +474,7 @@ class Watch:
             if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
                 return original(*args, **kwargs)
             iterations = self.iterations
-            if self._turn is not None:
+            if self._turn is not None and iterations.kind is TRAINING:
                 return self._usual_backward(original, args, kwargs)
             # (tensors, grad_tensors, retain_graph, create_graph): a graph that is kept may be run through again.
             keeps = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
@@ -484,9 +504,11 @@ class Watch:
         return backward
 
     def _usual_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
-        running = self.iterations.backwards
+        running, runs_on = self.iterations.backwards, self._turn is not None
         running.append(None)
         self._went_back = True
+        if runs_on and self._turn is None:
+            self._guarded(self.iterations.holds_on)
         try:
             result = original(*args, **kwargs)
             self.iterations.wants_backward = False
@@ -531,8 +553,7 @@ class Watch:
         try:
             usual = self._usual
             if usual is not None:
-                if self._turn is not None and id(optimizer) in usual.optimizers:
-                    self._step_began = True
+                if self._turn is not None and self._following_step_began(usual, optimizer):
                     return
                 if self._usual_step_began(usual, optimizer, args, kwargs):
                     return
@@ -559,6 +580,18 @@ class Watch:
             return False
         known = self._stateless.get(id(optimizer))
         return known is None or known() is not optimizer
+
+    def _following_step_began(self, usual: Usual, optimizer: Any) -> bool:
+        """Of iterations that follow one another."""
+        known, memory = usual.optimizers.get(id(optimizer)), self.memory
+        if known is None or known.optimizer() is not optimizer or self.iterations.kind is not TRAINING:
+            return False
+        if memory is not None and memory.active and self._will_make_state(optimizer):
+            return False
+        self._step_began = True
+        if self._turn is None:
+            self.iterations.holds_on()
+        return True
 
     def _usual_step_began(self, usual: Usual, optimizer: Any, args: Any, kwargs: Any) -> bool:
         known: Any = usual.optimizers.get(id(optimizer))
@@ -652,6 +685,7 @@ class Watch:
             before = self._steps_taken
             result = original(scaler, optimizer, *args, **kwargs)
             if self.active and self._steps_taken == before and not is_compiling():
+                self._went_back = True
                 self._guarded(self._stop_running_on)
                 self._guarded(self.iterations.step_ended, optimizer)
             return result
@@ -681,6 +715,15 @@ def _after_forward(module: Any, _args: Any, _result: Any) -> None:
     """The hook on one module during one call. A plain function, so that the module can still be copied and pickled."""
     if _watch is not None and not is_compiling():
         _watch.after_forward(module, _getframe(1))
+
+
+def _is_inside_another(frame: Any) -> bool:
+    """Whether the call of a module that this frame belongs to is made within another one's."""
+    calls = 0
+    while frame is not None and calls < 2:
+        calls += frame.f_code is _CALL
+        frame = frame.f_back
+    return calls == 2
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

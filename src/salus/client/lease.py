@@ -316,7 +316,7 @@ class Lease:
 
     def _turn(self, iterations: int) -> bool:
         words = self._words
-        if words[_STATE] != _RUNNING_ON or words[_REVOKE] or self._lock.locked():
+        if words[_STATE] != _RUNNING_ON or words[_REVOKE] or not self._holding or self._lock.locked():
             return False
         now, began = _now_ns(), words[_BEGAN]
         if now - began > LONGEST_TURN_NS:
@@ -326,15 +326,17 @@ class Lease:
         words[_BUSY] += now - began
         words[_ITERATIONS] += iterations
         words[_BOUNDARIES] += 1
+        if words[_STATE] != _RUNNING_ON and self._memory is None:
+            words[_BEGAN] = 0  # it was ended meanwhile, as one that sits
         if words is not self._words or self._lock.locked():
             self._bring_along(words)
         return True
 
     def goes_on(self) -> None:
-        """The iteration that is open is one like any other from here on."""
+        """The iteration that is open is one like any other from here on; before that it may have been a pause."""
         with self._lock:
             if self._words[_STATE] == _RUNNING_ON:
-                self._words[_STATE] = _ITERATING
+                self._run()
 
     def between_iterations(self, do: Callable[[], None]) -> None:
         """Unless one is open: then nothing is done."""
@@ -826,9 +828,9 @@ class Lease:
         # Not for long: a thread of the script may hold the lock and never come back.
         if self._lock.acquire(timeout=0.1):
             try:
-                # One that runs on has come to its end.
-                iterates = self._iterates() and self._words[_STATE] != _RUNNING_ON
-                if self._attached and self._managed and self._holding and not iterates:
+                if self._words[_STATE] == _RUNNING_ON:
+                    self._words[_STATE] = _BETWEEN
+                if self._attached and self._managed and self._holding and not self._iterates():
                     self._yield(wants_more=False)
             finally:
                 self._lock.release()
