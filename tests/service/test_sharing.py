@@ -203,3 +203,34 @@ def test_nor_does_one_whose_iterations_were_all_alike(serve, tmp_path):
     eventually(lambda: service.jobs()["alike"]["iterations"] == 200, "all of its iterations")
     finish(service.job("--name", "busy", *ONE_LANE, iterations=50, seconds=0.005))
     assert service.jobs()["alike"]["finished_at"] is None
+
+
+def test_those_that_run_on_and_pause_and_evaluate_now_and_then_all_come_to_their_end(serve, tmp_path):
+    service = serve("--policy", "fair", "--capacity", "4GiB")
+    script = tmp_path / "pauses.py"
+    script.write_text(
+        "import random, sys, time, torch\n"
+        "torch.set_num_threads(1)\n"
+        "torch.manual_seed(0)\n"
+        "rng = random.Random(sys.argv[1])\n"
+        "model, teacher = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8).eval()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "for number in range(1500):\n"
+        "    loss = model(torch.ones(2, 8)).square().sum(); loss.backward()\n"
+        "    optimizer.step(); optimizer.zero_grad()\n"
+        "    if rng.random() < 0.005:\n"
+        "        time.sleep(rng.choice([0.01, 0.3]))\n"
+        "    if rng.random() < 0.005:\n"
+        "        with torch.no_grad():\n"
+        "            for _ in range(50): teacher(torch.ones(2, 8))\n"
+        "print(loss.item())\n"
+    )
+    jobs = [
+        service.salus_in_background("run", "--name", name, *ONE_LANE, "--", sys.executable, str(script), name)
+        for name in "abc"
+    ]
+    told = [job.communicate(timeout=60)[0].strip() for job in jobs]
+    assert len(set(told)) == 1 and float(told[0]) >= 0, told
+    rows = service.jobs()
+    assert all(rows[name]["iterations"] >= 1500 for name in "abc")
+    assert {rows[name]["exit_code"] for name in "abc"} == {0}
