@@ -16,6 +16,7 @@ class RecordingLease:
         self.runs_on = runs_on
         """And whether they follow one another after that; if not, the story can be compared call by call."""
         self.sits = None
+        self.went_on = 0
         self.somebody_waits = False
         self.ends: list[int] = []
         self.open = False
@@ -49,6 +50,7 @@ class RecordingLease:
 
     def goes_on(self):
         assert self.open
+        self.went_on += 1
 
     def _quickly(self, do, *args):
         if not self.somebody_waits:

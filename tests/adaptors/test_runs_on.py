@@ -205,6 +205,7 @@ def test_but_not_in_its_backward_or_its_step(following):
 
 def test_an_explicit_mark_wins(following):
     with api.iteration():
+        assert following.lease.went_on == 1, "it is known that it does not sit"
         sits(following)
         assert following.lease.open
         train(following.model, following.optimizer, 3)
