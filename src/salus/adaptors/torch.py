@@ -291,8 +291,8 @@ class Watch:
         self._turn = self._usual = None
         self._habits.are_over()
         frames = list(_current_frames().values())
-        # One that raised has left this behind.
-        self._step_began = self._step_began and any(self._is_in_step(frame) for frame in frames)
+        if self._step_began and not any(self._is_in_step(frame) for frame in frames):
+            self._step_began = False  # one that raised has left it behind
         self._cut = True
         return self._step_began
 
@@ -475,7 +475,7 @@ class Watch:
                 return original(*args, **kwargs)
             iterations = self.iterations
             if self._turn is not None and iterations.kind is TRAINING:
-                return self._usual_backward(original, args, kwargs)
+                return self._usual_backward(original, args, kwargs, follows=True)
             # (tensors, grad_tensors, retain_graph, create_graph): a graph that is kept may be run through again.
             keeps = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
             if self._usual is not None:
@@ -503,11 +503,12 @@ class Watch:
 
         return backward
 
-    def _usual_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
-        running, runs_on = self.iterations.backwards, self._turn is not None
+    def _usual_backward(self, original: Any, args: Any, kwargs: Any, *, follows: bool = False) -> Any:
+        """`follows`: of iterations that follow one another, unless they were let go of just now."""
+        running = self.iterations.backwards
         running.append(None)
         self._went_back = True
-        if runs_on and self._turn is None:
+        if follows and self._turn is None:
             self._guarded(self.iterations.holds_on)
         try:
             result = original(*args, **kwargs)
