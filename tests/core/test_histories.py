@@ -6,7 +6,7 @@ After every event and every single action: the safety condition, one lease a lan
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from salus.core import events as ev
@@ -155,6 +155,8 @@ def test_the_same_events_give_the_same_actions(history, policy):
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 14), st.integers(1, 3)), min_size=2, max_size=6),
     st.sampled_from(["fair:patience=20", "fair:by=memory,patience=20", "rr:patience=20", "las"]),
 )
+# Two that were kept out for longer than is owed to them come in together, at the same mark, again and again.
+@example([(1, 13, 2), (9, 0, 1), (1, 13, 2), (9, 1, 1), (9, 12, 1)], "fair:patience=20")
 def test_nobody_starves_under_fair_rr_and_las_also_behind_jobs_that_never_end(listed, policy):
     """Always ready, never done; only timers that were asked for. Everybody must run, and run again."""
     world = World(policy=policy, capacity=CAPACITY, quantum_s=2.0)

@@ -52,6 +52,10 @@ class Fair(Policy):
         self._marks: dict[JobId, float] = {}
         self._came_at: dict[JobId, float] = {}
         """The floor when each arrived."""
+        self._served_last: dict[JobId, int] = {}
+        """In the order in which they were; 0: not yet. Of those with equal marks who was served before the others waits
+        for them: marks are made equal where several were kept out for longer than is owed to them."""
+        self._services = 0
         self._ran_s: dict[JobId, float] = {}
         """By memory: how much of each job's time is in its mark."""
         self._competing: defaultdict[int, set[JobId]] = defaultdict(set)
@@ -63,10 +67,10 @@ class Fair(Policy):
 
     def memory_order(self, job: Job) -> Key:
         # Those that have not run yet get memory as they came, whichever of them is ready first.
-        return self._marks[job.job_id] if job.ran_s else self._came_at[job.job_id]
+        return (self._marks if job.ran_s else self._came_at)[job.job_id], self._served_last[job.job_id]
 
     def lease_order(self, job: Job) -> Key:
-        return self._marks[job.job_id]
+        return self._marks[job.job_id], self._served_last[job.job_id]
 
     def may_displace(self, waiting: Job, resident: Job, moment: Moment) -> bool:
         return waited_longer(waiting, resident, moment, self.patience_s) and (
@@ -83,6 +87,7 @@ class Fair(Policy):
     def on_arrived(self, job: Job) -> None:
         self._marks[job.job_id] = self._came_at[job.job_id] = self._floor(job)
         self._ran_s[job.job_id] = job.ran_s
+        self._served_last[job.job_id] = 0
 
     def on_ready(self, job: Job) -> None:
         self._marks[job.job_id] = max(self._marks[job.job_id], self._floor(job))
@@ -98,10 +103,13 @@ class Fair(Policy):
 
     def on_served(self, job: Job, gpu_time_s: float, iterations: int) -> None:
         before, self._ran_s[job.job_id] = self._ran_s[job.job_id], job.ran_s
+        self._services += 1
+        self._served_last[job.job_id] = self._services
         self._marks[job.job_id] += (job.ran_s - before if self._by_memory else gpu_time_s) * self._rate(job)
 
     def on_left(self, job: Job) -> None:
-        del self._marks[job.job_id], self._came_at[job.job_id], self._ran_s[job.job_id]
+        for notes in (self._marks, self._came_at, self._ran_s, self._served_last):
+            del notes[job.job_id]
 
     def _level(self, job: Job) -> int:
         """Jobs share with those of their own level; here all are of one."""
