@@ -157,6 +157,8 @@ def test_the_same_events_give_the_same_actions(history, policy):
 )
 # Two that were kept out for longer than is owed to them come in together, at the same mark, again and again.
 @example([(1, 13, 2), (9, 0, 1), (1, 13, 2), (9, 1, 1), (9, 12, 1)], "fair:patience=20")
+# One that has its memory and comes back to a lane, where another has waited for as long.
+@example([(5, 10, 2), (9, 1, 1), (9, 1, 1), (9, 9, 1)], "fair:patience=20")
 def test_nobody_starves_under_fair_rr_and_las_also_behind_jobs_that_never_end(listed, policy):
     """Always ready, never done; only timers that were asked for. Everybody must run, and run again."""
     world = World(policy=policy, capacity=CAPACITY, quantum_s=2.0)

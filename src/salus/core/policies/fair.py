@@ -133,6 +133,9 @@ class Fair(Policy):
 
 
 def waited_longer(waiting: Job, resident: Job, moment: Moment, patience_s: float) -> bool:
-    """The one has waited, and the other has had its memory and has run, for at least this long."""
-    begun = resident.on_gpu_since
+    """The one has waited, and the other has had its memory and has run, for at least this long.
+
+    One that has come back to a lane has had what it needs since then: it must not have to leave before it could run.
+    """
+    begun = resident.on_gpu_since if resident.lane is None else max(resident.on_gpu_since, resident.since)
     return moment.now >= max(waiting.since, begun) + patience_s and resident.granted_at >= begun
