@@ -121,4 +121,4 @@ def is_usual() -> bool:
 
 def runs_on() -> bool:
     watch = adaptor.installed()
-    return watch is not None and watch._turn is not None
+    return watch is not None and watch.follows

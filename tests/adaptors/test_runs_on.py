@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 
 import pytest
@@ -223,13 +225,11 @@ def test_a_step_that_the_scaler_skips_is_an_iteration(following):
     assert following.lease.counted == before + 3
 
 
-def test_another_thread_that_steps_ends_it(following):
+def test_a_step_of_another_thread_is_one_of_them(following):
     other = threading.Thread(target=train, args=(following.model, following.optimizer, 3))
     other.start()
     other.join()
-    assert not runs_on()
-    train(following.model, following.optimizer, A_WHILE)
-    assert runs_on()
+    assert runs_on() and following.lease.counted == A_WHILE + 3
 
 
 def test_after_a_mark_without_a_step_backward_and_step_are_seen(following):
@@ -325,28 +325,56 @@ def test_a_step_that_makes_state_is_seen(following):
 
 
 def test_one_that_was_interrupted_when_it_began_to_run_on_is_let_go_of(following):
-    adaptor.installed()._turn = None
+    adaptor.installed()._following.end()
     sits(following)
     assert not following.lease.open
     train(following.model, following.optimizer, 1)
     assert following.lease.counted == A_WHILE + 1
 
 
-def test_a_backward_that_begins_while_it_is_let_go_of_has_a_lease(following):
-    """The other thread comes between the look whether iterations follow one another and the note that it began."""
-    loss = following.model(batches(1)[0]).sum()
+class At:
+    """Calls something at the n-th moment of this thread at which another one could come in: Python hands its lock on
+    where a function begins or ends, and after a call of what is not written in Python."""
 
-    class Backwards(list):
-        def append(self, one):
-            if not self:
-                sits(following)
-            super().append(one)
+    def __init__(self, number, do):
+        self._left, self._do = number, do
 
-    following.iterations.backwards = Backwards()
-    seen = []
-    following.model[0].weight.register_post_accumulate_grad_hook(lambda _: seen.append(following.lease.open))
-    loss.backward()
-    assert seen == [True]
-    following.iterations.backwards = []
-    following.optimizer.step()
-    assert following.lease.counted == A_WHILE + 1
+    def __enter__(self):
+        sys.setprofile(self._look)
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _look(self, _frame, what, _):
+        if what in ("call", "return", "c_return"):
+            self._left -= 1
+            if self._left < 0:
+                sys.setprofile(None)
+                self._do()
+
+    @property
+    def came(self):
+        return self._left < 0
+
+
+def test_whenever_it_is_let_go_of_no_backward_and_no_step_is_without_a_lease(following):
+    """At every moment of an iteration at which the other thread could come in."""
+    seen: list[bool] = []
+
+    def look(*_):
+        seen.append(following.lease.open)
+
+    following.model[0].weight.register_post_accumulate_grad_hook(look)
+    following.optimizer.register_step_pre_hook(look)
+    for number in itertools.count():
+        train(following.model, following.optimizer, A_WHILE)
+        assert runs_on()
+        before = following.lease.counted
+        seen.clear()
+        at = At(number, lambda: sits(following))
+        with at:
+            train(following.model, following.optimizer, 1)
+        assert seen == [True, True] and following.lease.counted == before + 1, number
+        if not at.came:
+            break
+    assert number > 50

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from salus.client.lease import Lease
+from salus.client.lease import Lease, _copy
 from salus.protocol.page import PAUSE_NS, JobState, Word
 
 
@@ -246,15 +246,35 @@ def test_it_does_nothing_where_somebody_waits_or_it_is_over(lease, turn):
     words[Word.REVOKE] = 1
     assert refuses()
     words[Word.REVOKE] = 0
-    with lease._lock:
-        assert refuses()
-    lease._holding = False
-    assert refuses()
-    lease._holding = True
     lease.goes_on()
     assert words[Word.STATE] == JobState.ITERATING and refuses()
     lease.end()
     assert refuses()
+
+
+def test_one_that_is_taken_to_another_page_loses_no_iteration_and_sees_it_at_the_next_one(lease, turn):
+    new = memoryview(bytearray(4096)).cast("Q")
+    taken = threading.Event()
+
+    def take_over() -> None:
+        time.sleep(0.01)
+        _copy(lease._words, new)
+        taken.set()
+
+    was = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=take_over)
+    thread.start()
+    turns = 1  # and the one before it ran on
+    try:
+        while turn(1):
+            turns += 1
+        assert taken.wait(10)
+    finally:
+        thread.join()
+        sys.setswitchinterval(was)
+    assert turn(1) is False
+    assert new[Word.ITERATIONS] == turns == new[Word.BOUNDARIES] and new[Word.STATE] == JobState.RUNNING_ON
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

@@ -27,7 +27,7 @@ from salus.bench.hooks_job import SETTLES, is_known, put
 
 STATES = ("bare", "salus", "again")
 WARM_UP, BLOCK, LEAST_ROUNDS = 20, 5, 6
-PRECISE = 0.002
+PRECISE = 0.0025
 """It is over when what Salus adds is known to this part of an iteration, or by the clock."""
 ENOUGH = 20_000
 """Iterations; it stops long before that, by the clock."""

@@ -86,6 +86,8 @@ class Iterations:
         self.on_boundary: Callable[[], None] | None = None
         """Called when no iteration is open any more: the adaptor looks for the next one."""
         self.on_failure: Callable[[], None] | None = None
+        self.on_mark: Callable[[], None] | None = None
+        """Called when an explicit mark begins: what the adaptor knew of the iterations to come is no longer true."""
         self.graph_is_alive: Callable[[], bool] = lambda: True
         """May a backward still come for a forward that was seen? It need not be quick, but must not say no wrongly."""
         self._lease = lease
@@ -234,12 +236,6 @@ class Iterations:
         finally:
             self._lock.release()
 
-    def holds_on(self) -> None:
-        """Something is under way that `let_go` may not have seen."""
-        with self._lock:
-            if self.kind is NONE:
-                self._begin(TRAINING)
-
     def goes_on(self, modules: list[ReferenceType[Any]], *, has_begun: bool = True) -> None:
         """An iteration that was begun without this is one like all others from here on; or else is not, as it seems."""
         with self._lock:
@@ -258,6 +254,8 @@ class Iterations:
             thread = get_ident()
             self._marks[thread] = self._marks.get(thread, 0) + 1
             try:
+                if self.on_mark is not None:
+                    self.on_mark()
                 if self.kind is NONE:
                     self._begin(EXPLICIT)
                 elif self.kind is TRAINING:

@@ -14,7 +14,7 @@ Most scripts do the same in every iteration: forwards of the same module, backwa
 two of each in turns, or all of it inside the step; or they serve, forward after forward without gradients. Once they
 have for a while, hooks do only what such an iteration needs (`Usual`, `Serving`), until something else happens or
 somebody waits. And if they go on like that, iterations follow one another: each begins where the last one ended, so
-that only its end is to be seen (`_turn`), and no forward is looked for. The helper of the lease says when none comes.
+that only its end is to be seen, and one hook does that (`following`). The helper of the lease says when none comes.
 
 Rules: a hook returns at once while torch compiles, changes no argument and no result, and never raises: on an error in
 here everything is taken out again and `Iterations.fail` says so. A torch that lacks something is done without; it is
@@ -31,7 +31,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable
-from sys import _current_frames, _getframe
+from sys import _getframe
 from threading import get_ident
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -42,6 +42,7 @@ from torch import is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from salus.adaptors import habits
+from salus.adaptors.following import Following, InPlaceOf, InTorch, nothing
 from salus.adaptors.habits import Habits, Serving, Usual, with_one_more
 from salus.adaptors.iterations import (
     INFERENCE,
@@ -97,6 +98,7 @@ class Watch:
         self._undo: list[Callable[[], None]] = []
         self._step_began = False  # and has not ended, or it raised
         self._step_code: Any = None  # of the function of torch's that calls the hooks around a step
+        self._scaled = False  # a loss, and no step of the scaler's has come since
         self._steps_nest = False  # or have raised, or run in several threads: only the stack tells which is outermost
         self._steps_taken = 0
         self._makes_state = False  # the step that runs
@@ -107,8 +109,7 @@ class Watch:
         self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed
         self._usual: Usual | None = None
         self._usual_times = 0
-        self._turn: Callable[[int], bool] | None = None  # while iterations follow one another: ends one, begins another
-        self._went_back = False  # since the last of those ended: a backward ran
+        self._following = Following()
         self._cut = False  # they were let go of by another thread, perhaps in the middle of a forward
         self._serving: Serving | None = None
         self._forwarded: list[ReferenceType[Any]] = []  # in the iteration that is open, if it is a usual one
@@ -126,14 +127,16 @@ class Watch:
             "steps": self._install_steps,
             "forwards": self._install_forwards,
             "new optimizers": lambda: self._wrap(torch.optim.Optimizer, "__init__", self._wrap_optimizer_init),
-            "backwards": lambda: self._wrap(torch.autograd, "backward", self._wrap_backward),
+            "backwards": self._install_backward,
             "skipped steps": self._install_scaler,
             "modes": lambda: self._wrap(torch.nn.Module, "train", self._wrap_train),
             "new models": self._install_building,
             "captures": lambda: self._wrap(_cuda.CUDAGraph, "capture_begin", self._wrap_capture),
             "compiled calls": lambda: self._wrap(torch, "compile", self._wrap_compile),
             "compiled modules": self._install_compiled,
-            "compile's warnings": lambda: self._wrap(_modules, "_has_any_global_hook", self._wrap_has_hooks),
+            "compile's warnings": lambda: self._wrap(
+                _modules, "_has_any_global_hook", self._wrap_has_hooks, often=True
+            ),
         }
         missing: list[str] = []
         for part, put_in in parts.items():
@@ -145,20 +148,30 @@ class Watch:
             say(f"this torch ({torch.__version__}) does not show everything; doing without: {', '.join(missing)}")
         self.iterations.on_boundary = self._look
         self.iterations.on_failure = uninstall
+        self.iterations.on_mark = self._marked
         self.iterations.graph_is_alive = self._graph_is_alive
 
     def uninstall(self) -> None:
         self.active = False
         self._guarded(self._leave_usual)
         self._ignore_forwards()
-        self.iterations.on_boundary = self.iterations.on_failure = None
+        self.iterations.on_boundary = self.iterations.on_failure = self.iterations.on_mark = None
         while self._undo:
             self._undo.pop()()
+        self._following.forget()
 
-    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+    @property
+    def follows(self) -> bool:
+        """Whether iterations follow one another, so that only their ends are looked at."""
+        return self._following.on
+
+    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any], *, often: bool = False) -> None:
+        """`often`: it is called in every iteration, and does nothing where they follow one another."""
         original = getattr(owner, name)
         wrapped = functools.wraps(original)(wrapper(original))
         setattr(owner, name, wrapped)
+        if often:
+            self._following.knows(InPlaceOf(owner, name, original, wrapped))
 
         def undo() -> None:
             # Somebody may have wrapped ours meanwhile; then it stays inside theirs and only calls on.
@@ -220,7 +233,6 @@ class Watch:
             if not usual.begin():
                 return False
             self._forwarded.clear()
-            self._turn = None  # after an explicit mark it was over
         elif iterations.kind is not TRAINING:
             return False
         self._forwarded.append(known)
@@ -246,15 +258,17 @@ class Watch:
         except Exception as error:
             self.iterations.fail(error)
 
-    def _leave_usual(self) -> None:
+    def _leave_usual(self, *, has_begun: bool = False) -> None:
+        """`has_begun`: the iteration that is open has; of those that follow one another it is not known by itself."""
         # In this order: iterations that follow one another are usual ones.
-        turn, self._turn = self._turn, None
+        followed = self.follows
+        self._following.end()
         usual, self._usual, self._serving = self._usual, None, None
         self._habits.are_over()
         if usual is not None and self.iterations.kind is TRAINING:
-            has_begun = turn is None or self._went_back or self._step_began
+            has_begun = has_begun or not followed or self._following.is_under_way()
             # (Of iterations that follow one another, forwards were not looked at.)
-            modules = self._forwarded if turn is None else usual.modules.values()
+            modules = usual.modules.values() if followed else self._forwarded
             self.iterations.goes_on(list(modules), has_begun=has_begun)
         elif self.iterations.kind is NONE and self.memory is not None and self.active:
             self.memory.rest()
@@ -262,22 +276,50 @@ class Watch:
     def _may_be_usual(self) -> bool:
         return self._looking is not None and self._sees_captures
 
-    def _run_on(self) -> None:
+    # Iterations that follow one another.
+
+    def _run_on(self, usual: Usual) -> None:
         """The last iterations were all alike and nobody waits: from now on only their ends are looked at."""
-        self._usual_times, self._went_back = 0, False
-        turn = self.iterations.run_on(self._sits)
+        self._usual_times = 0
+        iterations = self.iterations
+        leader = None if iterations.leading is None else iterations.leading()
+        optimizers = [known.optimizer() for known in usual.optimizers.values()]
+        if leader is None or not self._following.can_begin or all(known is not leader for known in optimizers):
+            return
+        turn = iterations.run_on(self._sits)
         if turn is not None:
-            self.iterations.wants_backward = False
+            iterations.wants_backward = False
             self._ignore_forwards()
-            self._turn = turn
+            counts = {id(known): int(known is leader) for known in optimizers if known is not None}
+            self._following.begin(self._before_following_step(optimizers), self._after_following_step(turn, counts))
 
-    def forget_usual(self) -> None:
-        """For the child of a fork, as above: the lease is not to be told."""
-        self._usual = self._turn = None
+    def _before_following_step(self, optimizers: list[Any]) -> Any:
+        keep = {id(known) for known in optimizers if known is not None and known.state}
+        if self.memory is None or not self.memory.active or not keep:
+            return nothing
+        slowly = self._before_step
 
-    def _stop_running_on(self) -> None:
-        if self._turn is not None:
-            self._leave_usual()
+        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            # One that had a state and makes it anew makes it outside of the lane.
+            if not optimizer.state and id(optimizer) in keep:
+                slowly(optimizer, args, kwargs)
+
+        return before_step
+
+    def _after_following_step(self, turn: Callable[[int], bool], counts: dict[int, int]) -> Any:
+        """`counts`: by the id of the optimizer, 1 for the leader. (A new one ends this, whatever its id.)"""
+        slowly, iterations, find, only_one = self._after_step, self.iterations, counts.get, len(counts) == 1
+
+        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            count = find(id(optimizer))
+            if count is None or not (count or iterations.steps_of_others < LEADER_SILENT_STEPS - 1) or not turn(count):
+                slowly(optimizer, args, kwargs)
+                return
+            self._steps_taken += 1
+            if not only_one:
+                iterations.steps_of_others = 0 if count else iterations.steps_of_others + 1
+
+        return after_step
 
     def _sits(self) -> None:
         """From another thread: no iteration has ended for long, and somebody waits."""
@@ -286,15 +328,26 @@ class Watch:
             self.iterations.let_go(self._is_under_way)
 
     def _is_under_way(self) -> bool:
-        """Whether a step is; what follows is looked at closely again."""
-        # In this order: whoever begins one meanwhile looks whether iterations still follow one another.
-        self._turn = self._usual = None
-        self._habits.are_over()
-        frames = list(_current_frames().values())
-        if self._step_began and not any(self._is_in_step(frame) for frame in frames):
-            self._step_began = False  # one that raised has left it behind
+        """Whether a backward or a step is; what follows is looked at closely again."""
+        # In this order: whoever begins one after this runs into the hooks.
+        self._look_closely()
         self._cut = True
-        return self._step_began
+        return self._following.is_under_way()
+
+    def _look_closely(self) -> None:
+        self._following.end()
+        self._usual = None
+        self._habits.are_over()
+
+    def _marked(self) -> None:
+        """The script says itself where an iteration is."""
+        if self.follows:
+            self._look_closely()
+
+    def forget_usual(self) -> None:
+        """For the child of a fork, as above: the lease is not to be told."""
+        self._following.end()
+        self._usual = None
 
     def _serves(self, module: Any) -> bool:
         """The forward is like all those before it, and has begun."""
@@ -370,6 +423,7 @@ class Watch:
 
     def _wrap_compile(self, original: Any) -> Any:
         def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+            self._stop_running_on()
             compiled = original(model, *args, **kwargs)
             # Without a model it is a decorator, which comes back here with one.
             if model is None or not self.active:
@@ -382,13 +436,13 @@ class Watch:
 
     def _install_compiled(self) -> None:
         for known in self._compiled_classes:
-            self._wrap(known, "__call__", self._wrap_compiled_module)
+            self._wrap(known, "__call__", self._wrap_compiled_module, often=True)
 
     def _see_calls_of(self, compiled: type) -> None:
         """Of compiled modules: in a usual iteration before torch asks whether there are hooks, which takes it long."""
         if "__call__" in vars(compiled) and compiled not in self._compiled_classes:
             self._compiled_classes.add(compiled)
-            self._wrap(compiled, "__call__", self._wrap_compiled_module)
+            self._wrap(compiled, "__call__", self._wrap_compiled_module, often=True)
 
     def _wrap_compiled_module(self, original: Any) -> Any:
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -411,6 +465,8 @@ class Watch:
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
+            # Dynamo may look into a step in there, and our hooks are not all made for that.
+            self._stop_running_on()
             # Only the call that comes first in an iteration, or is a step, is of interest.
             if is_compiling() or not self.active or not self._guarded(began):
                 return compiled(*args, **kwargs)
@@ -431,9 +487,11 @@ class Watch:
     def _compiled_step_ended(self, optimizer: ReferenceType[Any]) -> None:
         stepped = optimizer()
         if stepped is not None and not _capturing():
-            self._went_back = True
-            self._stop_running_on()
             self.iterations.step_ended(stepped)
+
+    def _stop_running_on(self, *, has_begun: bool = False) -> None:
+        if self.follows:
+            self._guarded(functools.partial(self._leave_usual, has_begun=has_begun))
 
     def _wrap_capture(self, original: Any) -> Any:
         self._sees_captures = True
@@ -453,6 +511,8 @@ class Watch:
         # What a model is made of stays: it does not belong in the lane, where who is usual stays between iterations.
         for name in ("register_parameter", "_apply"):
             self._wrap(torch.nn.Module, name, self._wrap_unusual)
+        # And a step may be made in such a hook, within a backward.
+        self._wrap(torch.Tensor, "register_post_accumulate_grad_hook", self._wrap_unusual)
 
     def _wrap_has_hooks(self, original: Any) -> Any:
         def has_any_global_hook() -> bool:
@@ -469,13 +529,17 @@ class Watch:
 
     # Backwards.
 
+    def _install_backward(self) -> None:
+        original = torch.autograd.backward
+        self._wrap(torch.autograd, "backward", self._wrap_backward, often=True)
+        self._following.knows_code(original, torch.autograd.backward)
+
     def _wrap_backward(self, original: Any) -> Any:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
+            # (While iterations follow one another, only who took it from torch before that comes here.)
+            if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active or self.follows:
                 return original(*args, **kwargs)
             iterations = self.iterations
-            if self._turn is not None and iterations.kind is TRAINING:
-                return self._usual_backward(original, args, kwargs, follows=True)
             # (tensors, grad_tensors, retain_graph, create_graph): a graph that is kept may be run through again.
             keeps = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
             if self._usual is not None:
@@ -503,13 +567,9 @@ class Watch:
 
         return backward
 
-    def _usual_backward(self, original: Any, args: Any, kwargs: Any, *, follows: bool = False) -> Any:
-        """`follows`: of iterations that follow one another, unless they were let go of just now."""
+    def _usual_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
         running = self.iterations.backwards
         running.append(None)
-        self._went_back = True
-        if follows and self._turn is None:
-            self._guarded(self.iterations.holds_on)
         try:
             result = original(*args, **kwargs)
             self.iterations.wants_backward = False
@@ -519,19 +579,23 @@ class Watch:
                 self._guarded(self.iterations.backward_ended, True)
             elif running:
                 running.pop()
-            # What comes may be an evaluation, instead of the step.
-            if self._turn is None:
-                self._look()
+            self._look()  # what comes may be an evaluation, instead of the step
 
     # Steps.
 
     def _install_steps(self) -> None:
         from torch.optim import optimizer as hooks
 
-        for handle in (
+        handles = (
             hooks.register_optimizer_step_pre_hook(self._before_step),
             hooks.register_optimizer_step_post_hook(self._after_step),
-        ):
+        )
+        before, after = (
+            InTorch(handle.hooks_dict_ref() or {}, handle.id, ours)
+            for handle, ours in zip(handles, (self._before_step, self._after_step), strict=True)
+        )
+        self._following.knows_steps(before, after)
+        for handle in handles:
             self._undo.append(functools.partial(self._remove_step_hook, handle))
 
     def _remove_step_hook(self, handle: Any) -> None:
@@ -544,6 +608,7 @@ class Watch:
             self.iterations.has_optimizer = True
             self._optimizers = [known for known in self._optimizers if known() is not None]
             self._optimizers.append(ref(optimizer))
+            self._stop_running_on()
             original(optimizer, *args, **kwargs)
 
         return __init__
@@ -554,15 +619,14 @@ class Watch:
         try:
             usual = self._usual
             if usual is not None:
-                if self._turn is not None and self._following_step_began(usual, optimizer):
-                    return
-                if self._usual_step_began(usual, optimizer, args, kwargs):
+                if not self.follows and self._usual_step_began(usual, optimizer, args, kwargs):
                     return
                 self._leave_usual()
             if self._step_began:
                 self._steps_nest = True
             elif self._step_code is None:
                 self._step_code = _getframe(1).f_code
+                self._following.knows_code(SimpleNamespace(__code__=self._step_code))
             self._step_began = True
             # With a closure the forward runs inside the step, and that is no state of the optimizer's.
             closure = _has_closure(args, kwargs)
@@ -581,18 +645,6 @@ class Watch:
             return False
         known = self._stateless.get(id(optimizer))
         return known is None or known() is not optimizer
-
-    def _following_step_began(self, usual: Usual, optimizer: Any) -> bool:
-        """Of iterations that follow one another."""
-        known, memory = usual.optimizers.get(id(optimizer)), self.memory
-        if known is None or known.optimizer() is not optimizer or self.iterations.kind is not TRAINING:
-            return False
-        if memory is not None and memory.active and self._will_make_state(optimizer):
-            return False
-        self._step_began = True
-        if self._turn is None:
-            self.iterations.holds_on()
-        return True
 
     def _usual_step_began(self, usual: Usual, optimizer: Any, args: Any, kwargs: Any) -> bool:
         known: Any = usual.optimizers.get(id(optimizer))
@@ -620,35 +672,9 @@ class Watch:
         try:
             usual = self._usual
             if usual is not None:
-                iterations, known = self.iterations, usual.optimizers.get(id(optimizer))
-                leader = None if iterations.leading is None else iterations.leading()
-                counted = leader is optimizer
-                if (
-                    known is not None
-                    and known.optimizer() is optimizer
-                    and iterations.kind is TRAINING
-                    and not iterations.backwards
-                    and (counted or (leader is not None and iterations.steps_of_others < LEADER_SILENT_STEPS - 1))
-                ):
-                    turn = self._turn
-                    if turn is not None:
-                        ended = usual.thread == get_ident() and turn(counted)
-                    else:
-                        # In this order: whoever is interrupted on the way out begins again, with a lease.
-                        self._looking[self._key] = self._pre_hook
-                        iterations.kind = NONE
-                        ended = usual.end(counted)
-                    if ended:
-                        iterations.wants_backward = self._step_began = self._went_back = False
-                        self._steps_taken += 1
-                        iterations.steps_of_others = 0 if counted else iterations.steps_of_others + 1
-                        if turn is None:
-                            self._usual_times += 1
-                            if self._usual_times >= habits.AFTER:
-                                self._run_on()
-                        return
-                    iterations.kind = TRAINING
-                self._leave_usual()
+                if not self.follows and self._usual_step_ended(usual, optimizer):
+                    return
+                self._leave_usual(has_begun=True)
             if self._steps_nest and self._is_in_step(_getframe(2)):
                 return  # of a subclass that calls super().step(), or of an optimizer around this one
             self._step_began = False
@@ -667,6 +693,33 @@ class Watch:
         except Exception as error:
             self.iterations.fail(error)
 
+    def _usual_step_ended(self, usual: Usual, optimizer: Any) -> bool:
+        iterations, known = self.iterations, usual.optimizers.get(id(optimizer))
+        if (
+            known is None
+            or known.optimizer() is not optimizer
+            or iterations.kind is not TRAINING
+            or iterations.backwards
+        ):
+            return False
+        leader = None if iterations.leading is None else iterations.leading()
+        counted = leader is optimizer
+        if not counted and (leader is None or iterations.steps_of_others >= LEADER_SILENT_STEPS - 1):
+            return False
+        # In this order: whoever is interrupted on the way out begins again, with a lease.
+        self._looking[self._key] = self._pre_hook
+        iterations.kind = NONE
+        if not usual.end(counted):
+            iterations.kind = TRAINING
+            return False
+        iterations.wants_backward = self._step_began = False
+        self._steps_taken += 1
+        iterations.steps_of_others = 0 if counted else iterations.steps_of_others + 1
+        self._usual_times += 1
+        if self._usual_times >= habits.AFTER:
+            self._run_on(usual)
+        return True
+
     def _is_in_step(self, frame: Any) -> bool:
         """Does this frame lie within the step of an optimizer?"""
         while frame is not None:
@@ -678,16 +731,24 @@ class Watch:
     def _install_scaler(self) -> None:
         from torch.amp.grad_scaler import GradScaler
 
+        self._wrap(GradScaler, "scale", self._wrap_scaler_scale)
         self._wrap(GradScaler, "step", self._wrap_scaler_step)
         self._wrap(GradScaler, "update", self._wrap_scaler_update)
+
+    def _wrap_scaler_scale(self, original: Any) -> Any:
+        def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            self._scaled = True
+            return original(scaler, *args, **kwargs)
+
+        return scale
 
     def _wrap_scaler_step(self, original: Any) -> Any:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._steps_taken
             result = original(scaler, optimizer, *args, **kwargs)
+            self._scaled = False
             if self.active and self._steps_taken == before and not is_compiling():
-                self._went_back = True
-                self._guarded(self._stop_running_on)
+                self._stop_running_on(has_begun=True)
                 self._guarded(self.iterations.step_ended, optimizer)
             return result
 
@@ -697,8 +758,9 @@ class Watch:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(scaler, *args, **kwargs)
             # (Of iterations that follow one another, the one that is open may not have begun.)
-            if self.active and not is_compiling() and (self._turn is None or self._went_back) and not _capturing():
-                self._guarded(self._stop_running_on)
+            if self.active and not is_compiling() and (self._scaled or not self.follows) and not _capturing():
+                self._scaled = False
+                self._stop_running_on(has_begun=True)
                 self._guarded(self.iterations.scaler_updated)
             return result
 

@@ -75,11 +75,13 @@ def one_iteration(model: str, device: str, batch: int | None) -> Callable[[], No
 def put(watch: adaptor.Watch, state: str) -> None:
     """Into one of the states, between iterations. The first `SETTLES` iterations after that do not count."""
     habits.AFTER = USUAL_AFTER
+    # In and out for every state: torch's classes are changed by it, and what Python knew of them it learns anew.
     watch.uninstall()
+    watch.install()
+    if state != "salus":
+        watch.uninstall()
     if watch.memory is not None:
         watch.memory.sort(on=state in ("sorted", "salus"))
-    if state == "salus":
-        watch.install()
 
 
 def is_known(told: dict[str, list[float]], precise: float) -> bool:

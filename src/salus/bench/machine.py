@@ -68,10 +68,14 @@ def device_to_run_on(device: str) -> str:
 
 @contextlib.contextmanager
 def few_cores(number: int, each: int, groups: int) -> Iterator[None]:
-    """What is started here stays on the cores of this group, where there are enough: no two cores are equally fast."""
+    """What is started here stays on the cores of this group, where there are enough: no two cores are equally fast.
+
+    Groups are far from one another: cores that lie side by side may be two halves of one.
+    """
     before = os.sched_getaffinity(0)
     if len(before) >= each * groups:
-        os.sched_setaffinity(0, sorted(before)[number * each : (number + 1) * each])
+        first = number * (len(before) // groups)
+        os.sched_setaffinity(0, sorted(before)[first : first + each])
     try:
         yield
     finally:

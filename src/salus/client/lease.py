@@ -312,25 +312,7 @@ class Lease:
             self._sits = sits
             words[_BEGAN] = words[_BEGAN] or self._ended_ns
             words[_STATE] = _RUNNING_ON
-        return self._turn
-
-    def _turn(self, iterations: int) -> bool:
-        words = self._words
-        if words[_STATE] != _RUNNING_ON or words[_REVOKE] or not self._holding or self._lock.locked():
-            return False
-        now, began = _now_ns(), words[_BEGAN]
-        if now - began > LONGEST_TURN_NS:
-            return False
-        # In this order; `Page.used` counts on it.
-        self._ended_ns = words[_BEGAN] = now
-        words[_BUSY] += now - began
-        words[_ITERATIONS] += iterations
-        words[_BOUNDARIES] += 1
-        if words[_STATE] != _RUNNING_ON and self._memory is None:
-            words[_BEGAN] = 0  # it was ended meanwhile, as one that sits
-        if words is not self._words or self._lock.locked():
-            self._bring_along(words)
-        return True
+        return _turns(words)
 
     def goes_on(self) -> None:
         """The iteration that is open is one like any other from here on; before that it may have been a pause."""
@@ -716,8 +698,7 @@ class Lease:
             _, (descriptor, grant_event, *more) = connection.receive()
             page = Page(descriptor)
             os.close(descriptor)
-            for word in (_STATE, _ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES):
-                page.words[word] = old[word]
+            _copy(old, page.words)
             if memory is not None:
                 memory.reopen(page.address(), more.pop(0), holds)
             self._pages.append(page)
@@ -818,7 +799,9 @@ class Lease:
         self._must_detach = self._memory is not None and not self._holding
         self._holding = not self._must_detach
         """For good: `begin` takes its short way from now on."""
-        self._words = memoryview(bytearray(4096)).cast("Q")
+        nowhere = memoryview(bytearray(4096)).cast("Q")
+        _copy(self._words, nowhere)
+        self._words = nowhere
         say(f"{why}; this process of job {self._job_id} goes on unmanaged")
         if self._attached:
             os.eventfd_write(self._grant_event, 1)
@@ -850,6 +833,37 @@ class Lease:
         self._managed = True
         self._taken = 0
         self._words = memoryview(bytearray(4096)).cast("Q")
+
+
+def _turns(words: memoryview[int]) -> Callable[[int], bool]:
+    """What `Lease.run_on` gives back, for the job on this page.
+
+    After the clock was read there is no call in it. So no other thread of Python's comes in between, and it needs no
+    lock: whoever wants to end the iteration, or takes the job to another page (`_copy`), changes the state first.
+    """
+
+    def turn(iterations: int) -> bool:
+        now = _now_ns()
+        began = words[_BEGAN]
+        if words[_STATE] != _RUNNING_ON or words[_REVOKE] or now - began > LONGEST_TURN_NS:
+            return False
+        # In this order; `Page.used` counts on it.
+        words[_BEGAN] = now
+        words[_BUSY] += now - began
+        words[_ITERATIONS] += iterations
+        words[_BOUNDARIES] += 1
+        return True
+
+    return turn
+
+
+def _copy(before: memoryview[int], after: memoryview[int]) -> None:
+    """Takes the job to another page. From here on it is nowhere said to run on, so that it sees that."""
+    state = before[_STATE]
+    before[_STATE] = _ITERATING if state == _RUNNING_ON else state
+    for word in (_ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES):
+        after[word] = before[word]
+    after[_STATE] = state
 
 
 _of_this_process: Lease | None = None
