@@ -447,16 +447,20 @@ static void *private_alloc(uint64_t size) {
 }
 
 static void *lane_alloc(uint64_t size) {
-    uint64_t offset, planned;
+    uint64_t offset, planned, changes;
     unsigned first, last;
     do {
+        changes = arena.lane_changes;
         if (find_gap(&arena.lane, size, 1, &planned))
             return NULL;
         first = salus_slot_at(planned);
         last = salus_slot_at(planned + size - 1);
-        if (last >= arena.slot_count || want(0, slot_end(last)) || find_gap(&arena.lane, size, 1, &offset))
+        if (last >= arena.slot_count || want(0, slot_end(last)))
             return NULL;
+        offset = planned;
         /* While it waited, others may have come and gone. */
+        if (arena.lane_changes != changes && find_gap(&arena.lane, size, 1, &offset))
+            return NULL;
     } while (offset != planned);
     if (!insert(&arena.lane, offset, size))
         return NULL;

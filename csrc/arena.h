@@ -50,9 +50,14 @@ enum {
 
 /* Words of the shared page (protocol/page.py). */
 enum {
+    REVOKE = 1,
     SERVICE_PACKETS = 4,
     SCRUB = 7,
+    STATE = 8,
+    ITERATIONS = 9,
+    BUSY_NS = 10,
     BEGAN_NS = 11, /* from when on time counts as the job's; 0: it does not */
+    BOUNDARIES = 12,
     PRIVATE_BYTES = 16,
     PROMOTED_BYTES = 17,
     LANE_BYTES = 18,
@@ -115,6 +120,17 @@ EXPORTED int salus_arena_page(uint64_t most);
 EXPORTED void salus_arena_trust(const char *stdlib, const char *lease);
 /* Makes one piece of host memory ready. 0: all is; 1: there is more; -1: there is none to be had. */
 EXPORTED int salus_arena_prepare(void);
+
+/* While iterations follow one another (steps.c). To be called with Python's lock held: the page of the job, the optimizer whose
+ * steps end iterations, and the hooks in Python that everything else is left to, which must live as long as the process.
+ * Not 0: this Python lacks something. */
+EXPORTED int salus_steps_follow(volatile uint64_t *page, const void *leader, void *before, void *after,
+                                uint64_t longest_ns);
+/* A hook, as an object of Python's. 0: before a step, does nothing; 1: before a step of an optimizer that has its state;
+ * 2: after a step. */
+EXPORTED void *salus_steps_hook(unsigned which);
+/* Where it stands how many steps were counted so. */
+EXPORTED const uint64_t *salus_steps_turns(void);
 
 /* For tests. */
 EXPORTED void salus_arena_fail_at(long call);

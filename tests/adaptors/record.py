@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+
 import torch
 from torch import nn
 
+from salus.adaptors import habits
 from salus.adaptors import torch as adaptor
 from salus.adaptors.iterations import Iterations
+from salus.client.turns import Turn, on_page
+from salus.protocol.page import JobState, Page, Word
+
+A_WHILE = 2 * habits.AFTER + 3
+"""So many iterations that are alike, and they follow one another."""
 
 
 class RecordingLease:
@@ -42,7 +52,7 @@ class RecordingLease:
             return None
         self.sits = sits
         self.begin()
-        return lambda n: self._quickly(self._turn, int(n))
+        return Turn(lambda n: self._quickly(self._turn, int(n)), 0)
 
     def _turn(self, iterations):
         self.end(iterations)
@@ -61,12 +71,63 @@ class RecordingLease:
     def counted(self):
         return sum(self.ends)
 
+    @property
+    def boundaries(self):
+        return len(self.ends)
+
+
+class PagedLease(RecordingLease):
+    """The same for iterations that follow one another on a real page: their ends are counted in C, where they can."""
+
+    def __init__(self, quick=False, runs_on=False):
+        self._page, descriptor = Page.create()
+        os.close(descriptor)
+        super().__init__(quick, runs_on)
+
+    @property
+    def somebody_waits(self):
+        return bool(self._page.words[Word.REVOKE])
+
+    @somebody_waits.setter
+    def somebody_waits(self, waits):
+        self._page.words[Word.REVOKE] = waits
+
+    def run_on(self, sits):
+        if super().run_on(sits) is None:
+            return None
+        self._page.words[Word.STATE] = JobState.RUNNING_ON
+        self._page.words[Word.BEGAN_NS] = time.monotonic_ns()
+        return on_page(self._page.words, self._page.address())
+
+    def end(self, iterations=1):
+        self._runs_no_more()
+        super().end(iterations)
+
+    def goes_on(self):
+        self._runs_no_more()
+        super().goes_on()
+
+    def _runs_no_more(self):
+        words = self._page.words
+        if words[Word.STATE] == JobState.RUNNING_ON:
+            words[Word.STATE] = JobState.ITERATING
+            self.ends += [1] * words[Word.ITERATIONS] + [0] * (words[Word.BOUNDARIES] - words[Word.ITERATIONS])
+            words[Word.ITERATIONS] = words[Word.BOUNDARIES] = 0
+
+    @property
+    def counted(self):
+        return super().counted + self._page.words[Word.ITERATIONS]
+
+    @property
+    def boundaries(self):
+        return super().boundaries + self._page.words[Word.BOUNDARIES]
+
 
 class Watched:
     """A watched process: its lease and its iterations."""
 
-    def __init__(self, quick=False, runs_on=False):
-        self.lease = RecordingLease(quick, runs_on)
+    def __init__(self, quick=False, runs_on=False, lease=RecordingLease):
+        self.lease = lease(quick, runs_on)
         self.iterations = Iterations(self.lease)
 
     def note(self, text):
@@ -122,3 +183,10 @@ def is_usual() -> bool:
 def runs_on() -> bool:
     watch = adaptor.installed()
     return watch is not None and watch.follows
+
+
+def sits(process) -> None:
+    """The helper of its lease finds that no iteration has ended for long."""
+    thread = threading.Thread(target=process.lease.sits)
+    thread.start()
+    thread.join()

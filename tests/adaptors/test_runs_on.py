@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
 import threading
 
 import pytest
@@ -12,9 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from salus import api
-from salus.adaptors import habits
 from salus.adaptors import torch as adaptor
-from tests.adaptors.record import Watched, batches, evaluate, mlp, runs_on, sgd, train
+from tests.adaptors.record import (
+    A_WHILE,
+    PagedLease,
+    RecordingLease,
+    Watched,
+    batches,
+    evaluate,
+    mlp,
+    runs_on,
+    sgd,
+    sits,
+    train,
+)
 from tests.adaptors.test_both_ways import (
     LOOPS,
     OTHERS,
@@ -36,15 +45,14 @@ from tests.adaptors.test_both_ways import (
     updates_its_scaler_late,
 )
 
-A_WHILE = 2 * habits.AFTER + 3
 UNSEEN = {"serve", "evaluate a copy", "evaluate"}
 """What a module that is in eval mode already computes between two iterations is part of the next one. And of a forward
 that no backward followed it is not known any more, when an evaluation comes: it begins at once."""
 
 
-def counted(whole, *, follow: bool) -> list[int]:
+def counted(whole, *, follow: bool, lease=RecordingLease) -> list[int]:
     """What was counted at each end."""
-    process = Watched(quick=follow, runs_on=follow)
+    process = Watched(quick=follow, runs_on=follow, lease=lease)
     adaptor.install(process.iterations)
     try:
         process.model = mlp()
@@ -56,22 +64,6 @@ def counted(whole, *, follow: bool) -> list[int]:
     return [end for end in process.lease.ends if end]
 
 
-@pytest.fixture
-def following(capfd):
-    """A watched process whose iterations follow one another."""
-    process = Watched(quick=True, runs_on=True)
-    adaptor.install(process.iterations)
-    process.model = mlp()
-    process.optimizer = sgd(process.model)
-    train(process.model, process.optimizer, A_WHILE)
-    assert runs_on() and process.lease.open and process.lease.counted == A_WHILE
-    yield process
-    adaptor.uninstall()
-    assert not process.lease.open
-    said = capfd.readouterr()
-    assert said.out == "" and "salus:" not in said.err
-
-
 @pytest.mark.parametrize("script", [goes_on, steps_once_more, evaluates_in_between, trains_alone, looks_closer])
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape is not serves])
 def test_as_many_are_counted_as_always(shape, script, capfd):
@@ -81,7 +73,9 @@ def test_as_many_are_counted_as_always(shape, script, capfd):
         assert runs_on() == process.lease.runs_on
         script(process)
 
-    assert counted(whole, follow=True) == counted(whole, follow=False)
+    as_always = counted(whole, follow=False)
+    assert counted(whole, follow=True) == as_always
+    assert counted(whole, follow=True, lease=PagedLease) == as_always
     assert "salus:" not in capfd.readouterr().err
 
 
@@ -102,7 +96,9 @@ def test_whatever_comes_then_is_counted_as_always(script, capfd):
         process.rounds(A_WHILE)
         script(process)
 
-    assert counted(whole, follow=True) == counted(whole, follow=False)
+    as_always = counted(whole, follow=False)
+    assert counted(whole, follow=True) == as_always
+    assert counted(whole, follow=True, lease=PagedLease) == as_always
     assert "salus:" not in capfd.readouterr().err
 
 
@@ -128,7 +124,9 @@ def test_whatever_a_script_does_is_counted_as_always(loop, then):
         for what in [*LOOPS[loop] * A_WHILE, *then, *LOOPS[loop] * 3]:
             script.do(*what)
 
-    assert counted(whole, follow=True) == counted(whole, follow=False)
+    as_always = counted(whole, follow=False)
+    assert counted(whole, follow=True) == as_always
+    assert counted(whole, follow=True, lease=PagedLease) == as_always
 
 
 def test_results_are_the_same(following):
@@ -175,12 +173,6 @@ def test_a_step_of_another_optimizer_is_one_like_any_other(following):
     following.model(batches(1)[0]).sum().backward()
     other.step()
     assert not runs_on() and not following.lease.open
-
-
-def sits(process) -> None:
-    thread = threading.Thread(target=process.lease.sits)
-    thread.start()
-    thread.join()
 
 
 def test_one_that_sits_is_let_go_of(following):
@@ -278,12 +270,12 @@ def test_the_rest_of_a_forward_in_which_it_was_let_go_of_is_no_iteration(followi
     teacher = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(10))).eval()
     train(following.model, following.optimizer, A_WHILE)
     assert runs_on()
-    before, boundaries = following.lease.counted, len(following.lease.ends)
+    before, boundaries = following.lease.counted, following.lease.boundaries
     handle = teacher[2].register_forward_pre_hook(lambda *_: sits(following))
     with torch.no_grad():
         teacher(batches(1)[0])
         handle.remove()
-        assert following.lease.counted == before and len(following.lease.ends) == boundaries + 1
+        assert following.lease.counted == before and following.lease.boundaries == boundaries + 1
         teacher(batches(1)[0])
     assert following.lease.counted == before + 1
 
@@ -330,51 +322,3 @@ def test_one_that_was_interrupted_when_it_began_to_run_on_is_let_go_of(following
     assert not following.lease.open
     train(following.model, following.optimizer, 1)
     assert following.lease.counted == A_WHILE + 1
-
-
-class At:
-    """Calls something at the n-th moment of this thread at which another one could come in: Python hands its lock on
-    where a function begins or ends, and after a call of what is not written in Python."""
-
-    def __init__(self, number, do):
-        self._left, self._do = number, do
-
-    def __enter__(self):
-        sys.setprofile(self._look)
-
-    def __exit__(self, *_):
-        sys.setprofile(None)
-
-    def _look(self, _frame, what, _):
-        if what in ("call", "return", "c_return"):
-            self._left -= 1
-            if self._left < 0:
-                sys.setprofile(None)
-                self._do()
-
-    @property
-    def came(self):
-        return self._left < 0
-
-
-def test_whenever_it_is_let_go_of_no_backward_and_no_step_is_without_a_lease(following):
-    """At every moment of an iteration at which the other thread could come in."""
-    seen: list[bool] = []
-
-    def look(*_):
-        seen.append(following.lease.open)
-
-    following.model[0].weight.register_post_accumulate_grad_hook(look)
-    following.optimizer.register_step_pre_hook(look)
-    for number in itertools.count():
-        train(following.model, following.optimizer, A_WHILE)
-        assert runs_on()
-        before = following.lease.counted
-        seen.clear()
-        at = At(number, lambda: sits(following))
-        with at:
-            train(following.model, following.optimizer, 1)
-        assert seen == [True, True] and following.lease.counted == before + 1, number
-        if not at.came:
-            break
-    assert number > 50

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from salus.client.lease import Lease, _copy
+from salus.client import turns
+from salus.client.lease import Lease
 from salus.protocol.page import PAUSE_NS, JobState, Word
 
 
@@ -222,7 +223,7 @@ def turn(lease, told):
     lease.end()
     running_on = lease.run_on(lambda: told.append("sits"))
     assert running_on is not None
-    return running_on
+    return running_on.end
 
 
 def test_one_call_ends_an_iteration_and_begins_the_next(lease, turn):
@@ -258,23 +259,23 @@ def test_one_that_is_taken_to_another_page_loses_no_iteration_and_sees_it_at_the
 
     def take_over() -> None:
         time.sleep(0.01)
-        _copy(lease._words, new)
+        turns.move(lease._words, new)
         taken.set()
 
     was = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     thread = threading.Thread(target=take_over)
     thread.start()
-    turns = 1  # and the one before it ran on
+    count, until = 1, time.monotonic() + 10  # one before it ran on
     try:
-        while turn(1):
-            turns += 1
+        while turn(1) and time.monotonic() < until:
+            count += 1
         assert taken.wait(10)
     finally:
         thread.join()
         sys.setswitchinterval(was)
     assert turn(1) is False
-    assert new[Word.ITERATIONS] == turns == new[Word.BOUNDARIES] and new[Word.STATE] == JobState.RUNNING_ON
+    assert new[Word.ITERATIONS] == count == new[Word.BOUNDARIES] and new[Word.STATE] == JobState.RUNNING_ON
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

@@ -37,16 +37,13 @@ from tests.gpu.jobs import START_LIMIT_S, TIMEOUT_S, command, result_of, says_re
 from tests.gpu.train_kinds import ALL
 
 IN_AND_OUT = str(Path(__file__).parent / "in_and_out.py")
-MEASURE_S = 12.0
-AT_ONCE, CORES = 5, 1
+MEASURE_S = 7.0
+AT_ONCE, CORES = 7, 1
 """Kinds of `alone` that start up together, and the cores that each has: on several, threads that take turns make a
 script a fifth slower now and then, for seconds."""
-ROUNDS, TURN, WARMS_UP, CORES_OF_THREE = 10, 40, 4, 2
+ROUNDS, TURN, WARMS_UP, CORES_OF_THREE = 9, 40, 4, 2
 """Of `throughput`: rounds, iterations of each job in a block, those of them that do not count, and cores of a job."""
-LEASES = {
-    "fair, 20 ms": ("--policy", "fair"),
-    "fair, 100 ms": ("--policy", "fair", "--quantum", "100ms"),
-}
+LEASES = {"fair, 20 ms": ("--policy", "fair")}
 """How `throughput` takes turns."""
 CONTEXT_GIB = 0.75
 """A little more than a process's context and library code take: with much more there would be room for another lane."""
@@ -70,8 +67,8 @@ def alone(kinds: list[str], iterations: int) -> list[tuple[dict[str, Any], dict[
         for number, kind in enumerate(kinds):
             service, own = stack.enter_context(OwnService()), stack.enter_context(OwnService())
             run, go = command(kind, iterations), own.socket.parent / "go"
+            sides = {"bare": service.start_bare(run), "salus": service.run(run, "--name", kind)}
             with machine.few_cores(number, CORES, AT_ONCE):
-                sides = {"bare": service.start_bare(run), "salus": service.run(run, "--name", kind)}
                 job = own.run([sys.executable, IN_AND_OUT, kind, str(MEASURE_S), "--go", str(go)], "--name", kind)
             told.append({side: pool.submit(result_of, process) for side, process in sides.items()})
             measured.append((own, go, job))

@@ -44,6 +44,7 @@ from typing import Any, Protocol
 from weakref import ReferenceType, ref
 
 from salus.client.say import say
+from salus.client.turns import Turn
 
 LEADER_SILENT_STEPS = 100
 EVALUATION_FORWARDS = 8
@@ -59,7 +60,7 @@ class Lease(Protocol):
     def usual(self) -> tuple[Callable[[], bool], Callable[[int], bool]] | None:
         """`begin` and `end` in one short call each, while nobody else wants to run; False: nothing was done."""
 
-    def run_on(self, sits: Callable[[], None]) -> Callable[[int], bool] | None:
+    def run_on(self, sits: Callable[[], None]) -> Turn | None:
         """Begins an iteration, and gives back what ends one and begins the next; False: nothing was done.
 
         `sits` is called, by another thread, where somebody waits and no iteration has ended for long.
@@ -213,7 +214,7 @@ class Iterations:
         self._with_graph = None
         return self._lease.usual()
 
-    def run_on(self, sits: Callable[[], None]) -> Callable[[int], bool] | None:
+    def run_on(self, sits: Callable[[], None]) -> Turn | None:
         """The next one begins where this one ended; what ends it and begins the one after it. None: it cannot be."""
         with self._lock:
             turn = self._lease.run_on(sits) if self.kind is NONE and not self.failed else None
@@ -221,17 +222,28 @@ class Iterations:
                 self.kind, self.thread = TRAINING, get_ident()
             return turn
 
-    def let_go(self, is_under_way: Callable[[], bool]) -> None:
+    def let_go(self, look_closely: Callable[[], None], is_under_way: Callable[[], bool]) -> None:
         """From another thread: of those that follow one another, none has ended for long. Unless it is under way."""
         # Not where a thread of the script is in here, or waits for a lease: then it is on its way.
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if is_under_way() or self.backwards or self.kind is EXPLICIT:
+            look_closely()
+            # In this order: whoever begins from here on waits for the lock, and who has begun before that is found.
+            kind = self.kind
+            if kind is TRAINING:
+                self.kind = NONE
+            try:
+                under_way = is_under_way() or bool(self.backwards) or kind is EXPLICIT
+            except BaseException:
+                self.kind = kind
+                raise
+            if under_way:
+                self.kind = kind
                 self._lease.goes_on()
-            elif self.kind is TRAINING:
+            elif kind is TRAINING:
                 self._end(0)
-            elif self.kind is NONE:
+            elif kind is NONE:
                 self._lease.end(0)  # it was interrupted while it began to run on
         finally:
             self._lock.release()

@@ -42,7 +42,7 @@ from torch import is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from salus.adaptors import habits
-from salus.adaptors.following import Following, InPlaceOf, InTorch, nothing
+from salus.adaptors.following import Following, InPlaceOf, InTorch
 from salus.adaptors.habits import Habits, Serving, Usual, with_one_more
 from salus.adaptors.iterations import (
     INFERENCE,
@@ -98,7 +98,7 @@ class Watch:
         self._undo: list[Callable[[], None]] = []
         self._step_began = False  # and has not ended, or it raised
         self._step_code: Any = None  # of the function of torch's that calls the hooks around a step
-        self._scaled = False  # a loss, and no step of the scaler's has come since
+        self._scaled = -1  # so many steps had been taken when a loss was scaled last
         self._steps_nest = False  # or have raised, or run in several threads: only the stack tells which is outermost
         self._steps_taken = 0
         self._makes_state = False  # the step that runs
@@ -110,6 +110,7 @@ class Watch:
         self._usual: Usual | None = None
         self._usual_times = 0
         self._following = Following()
+        self._unseen = False  # a backward or a step is under way that began while iterations followed one another
         self._cut = False  # they were let go of by another thread, perhaps in the middle of a forward
         self._serving: Serving | None = None
         self._forwarded: list[ReferenceType[Any]] = []  # in the iteration that is open, if it is a usual one
@@ -266,7 +267,7 @@ class Watch:
         usual, self._usual, self._serving = self._usual, None, None
         self._habits.are_over()
         if usual is not None and self.iterations.kind is TRAINING:
-            has_begun = has_begun or not followed or self._following.is_under_way()
+            has_begun = (followed and self._is_under_way()) or has_begun or not followed
             # (Of iterations that follow one another, forwards were not looked at.)
             modules = usual.modules.values() if followed else self._forwarded
             self.iterations.goes_on(list(modules), has_begun=has_begun)
@@ -287,52 +288,27 @@ class Watch:
         if leader is None or not self._following.can_begin or all(known is not leader for known in optimizers):
             return
         turn = iterations.run_on(self._sits)
-        if turn is not None:
-            iterations.wants_backward = False
-            self._ignore_forwards()
-            counts = {id(known): int(known is leader) for known in optimizers if known is not None}
-            self._following.begin(self._before_following_step(optimizers), self._after_following_step(turn, counts))
-
-    def _before_following_step(self, optimizers: list[Any]) -> Any:
-        keep = {id(known) for known in optimizers if known is not None and known.state}
-        if self.memory is None or not self.memory.active or not keep:
-            return nothing
-        slowly = self._before_step
-
-        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            # One that had a state and makes it anew makes it outside of the lane.
-            if not optimizer.state and id(optimizer) in keep:
-                slowly(optimizer, args, kwargs)
-
-        return before_step
-
-    def _after_following_step(self, turn: Callable[[int], bool], counts: dict[int, int]) -> Any:
-        """`counts`: by the id of the optimizer, 1 for the leader. (A new one ends this, whatever its id.)"""
-        slowly, iterations, find, only_one = self._after_step, self.iterations, counts.get, len(counts) == 1
-
-        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            count = find(id(optimizer))
-            if count is None or not (count or iterations.steps_of_others < LEADER_SILENT_STEPS - 1) or not turn(count):
-                slowly(optimizer, args, kwargs)
-                return
-            self._steps_taken += 1
-            if not only_one:
-                iterations.steps_of_others = 0 if count else iterations.steps_of_others + 1
-
-        return after_step
+        if turn is None:
+            return
+        iterations.wants_backward = False
+        self._ignore_forwards()
+        sorts = self.memory is not None and self.memory.active
+        self._following.begin(turn, iterations, leader, [known for known in optimizers if known is not None], sorts)
 
     def _sits(self) -> None:
         """From another thread: no iteration has ended for long, and somebody waits."""
         # (If it fails, the hooks see to it when the script goes on.)
         with contextlib.suppress(Exception):
-            self.iterations.let_go(self._is_under_way)
+            self.iterations.let_go(self._cut_off, self._is_under_way)
 
-    def _is_under_way(self) -> bool:
-        """Whether a backward or a step is; what follows is looked at closely again."""
-        # In this order: whoever begins one after this runs into the hooks.
+    def _cut_off(self) -> None:
         self._look_closely()
         self._cut = True
-        return self._following.is_under_way()
+
+    def _is_under_way(self) -> bool:
+        """Whether a backward or a step is that was not seen to begin. To be asked once there are hooks again."""
+        self._unseen = self._following.is_under_way()
+        return self._unseen
 
     def _look_closely(self) -> None:
         self._following.end()
@@ -365,7 +341,7 @@ class Watch:
         if self._usual is not None or self._serving is not None:
             self._leave_usual()
         self._habits.saw_forward(module, trains=training and is_grad_enabled())
-        stepping = self._step_began and self._is_in_step(_getframe(1))
+        stepping = (self._step_began and self._steps_on(_getframe(1)) > 0) or (self._unseen and self._is_under_way())
         followed = iterations.forward(module, training, is_grad_enabled(), stepping)
         self._ignore_forwards()
         if iterations.kind is NONE:
@@ -530,15 +506,19 @@ class Watch:
     # Backwards.
 
     def _install_backward(self) -> None:
-        original = torch.autograd.backward
-        self._wrap(torch.autograd, "backward", self._wrap_backward, often=True)
-        self._following.knows_code(original, torch.autograd.backward)
+        # Torch's own call of its engine, where that is: nobody else looks it up, or keeps it.
+        name = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
+        self._following.knows_code(torch.autograd.backward.__code__)
+        self._wrap(torch.autograd, name, self._wrap_backward, often=True)
 
     def _wrap_backward(self, original: Any) -> Any:
+        engine = getattr(original, "__name__", "") == "_engine_run_backward"
+
         def backward(*args: Any, **kwargs: Any) -> Any:
-            # (While iterations follow one another, only who took it from torch before that comes here.)
             if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active or self.follows:
                 return original(*args, **kwargs)
+            if engine and not kwargs.get("accumulate_grad"):
+                return original(*args, **kwargs)  # of torch.autograd.grad
             iterations = self.iterations
             # (tensors, grad_tensors, retain_graph, create_graph): a graph that is kept may be run through again.
             keeps = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
@@ -626,7 +606,7 @@ class Watch:
                 self._steps_nest = True
             elif self._step_code is None:
                 self._step_code = _getframe(1).f_code
-                self._following.knows_code(SimpleNamespace(__code__=self._step_code))
+                self._following.knows_code(self._step_code)
             self._step_began = True
             # With a closure the forward runs inside the step, and that is no state of the optimizer's.
             closure = _has_closure(args, kwargs)
@@ -675,7 +655,7 @@ class Watch:
                 if not self.follows and self._usual_step_ended(usual, optimizer):
                     return
                 self._leave_usual(has_begun=True)
-            if self._steps_nest and self._is_in_step(_getframe(2)):
+            if self._steps_nest and self._steps_on(_getframe(1)) > 1:
                 return  # of a subclass that calls super().step(), or of an optimizer around this one
             self._step_began = False
             self._steps_taken += 1
@@ -720,34 +700,38 @@ class Watch:
             self._run_on(usual)
         return True
 
-    def _is_in_step(self, frame: Any) -> bool:
-        """Does this frame lie within the step of an optimizer?"""
+    def _steps_on(self, frame: Any) -> int:
+        """Of how many steps of optimizers does this frame lie within?"""
+        steps = 0
         while frame is not None:
-            if frame.f_code is self._step_code:
-                return True
+            steps += frame.f_code is self._step_code
             frame = frame.f_back
-        return False
+        return steps
 
     def _install_scaler(self) -> None:
         from torch.amp.grad_scaler import GradScaler
 
+        self._following.knows_code(GradScaler.step.__code__)
         self._wrap(GradScaler, "scale", self._wrap_scaler_scale)
         self._wrap(GradScaler, "step", self._wrap_scaler_step)
         self._wrap(GradScaler, "update", self._wrap_scaler_update)
 
+    def _all_steps(self) -> int:
+        return self._steps_taken + self._following.steps_taken
+
     def _wrap_scaler_scale(self, original: Any) -> Any:
         def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            self._scaled = True
+            self._scaled = self._all_steps()
             return original(scaler, *args, **kwargs)
 
         return scale
 
     def _wrap_scaler_step(self, original: Any) -> Any:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self._steps_taken
+            before = self._all_steps()
             result = original(scaler, optimizer, *args, **kwargs)
-            self._scaled = False
-            if self.active and self._steps_taken == before and not is_compiling():
+            self._scaled = -1
+            if self.active and self._all_steps() == before and not is_compiling():
                 self._stop_running_on(has_begun=True)
                 self._guarded(self.iterations.step_ended, optimizer)
             return result
@@ -758,8 +742,9 @@ class Watch:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(scaler, *args, **kwargs)
             # (Of iterations that follow one another, the one that is open may not have begun.)
-            if self.active and not is_compiling() and (self._scaled or not self.follows) and not _capturing():
-                self._scaled = False
+            open_one = not self.follows or self._scaled == self._all_steps()
+            if self.active and open_one and not is_compiling() and not _capturing():
+                self._scaled = -1
                 self._stop_running_on(has_begun=True)
                 self._guarded(self.iterations.scaler_updated)
             return result

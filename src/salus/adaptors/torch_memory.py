@@ -30,6 +30,7 @@ import torch
 from salus.client.arena import LEFT, PASSED, SMALLEST_SLOT_BYTES, STAYS, Arena, ranges
 from salus.client.lease import WHERE_IT_WAITS, Lease, Usual
 from salus.client.say import say
+from salus.client.turns import Turn
 from salus.errors import SalusError
 
 OLDEST = (2, 9)
@@ -381,7 +382,7 @@ class RoutedLease:
     def usual(self) -> Usual | None:
         return self._lease.usual()
 
-    def run_on(self, sits: Callable[[], None]) -> Callable[[int], bool] | None:
+    def run_on(self, sits: Callable[[], None]) -> Turn | None:
         return self._lease.run_on(sits)
 
     def goes_on(self) -> None:

@@ -35,11 +35,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from salus.client import turns
 from salus.client.again import connect_again, patience_s
 from salus.client.arena import LEFT, PASSED, STAYS
 from salus.client.connection import ServiceConnection
 from salus.client.foresight import Foresight
 from salus.client.say import say
+from salus.client.turns import LONGEST_TURN_NS, Turn
 from salus.errors import SalusError, ServiceUnavailable
 from salus.protocol import messages as msg
 from salus.protocol.page import MAGIC, PAUSE_NS, BatonPage, JobState, Page, Word
@@ -62,8 +64,6 @@ ANSWER_NS = 300_000
 """Within this time of saying that we will yield, the service has named the next job, or there is none."""
 SITS_NS = 50_000_000
 """A script that has sat between two iterations for longer may do so again, and must be seen to."""
-LONGEST_TURN_NS = 1_000_000_000
-"""An iteration that took longer than this may have been a pause."""
 
 _REVOKE, _CONTENDED, _GRANTS, _SOON, _STATE = (
     int(word) for word in (Word.REVOKE, Word.CONTENDED, Word.GRANTS, Word.SOON, Word.STATE)
@@ -296,7 +296,7 @@ class Lease:
             self._bring_along(words)
         return True
 
-    def run_on(self, sits: Callable[[], None]) -> Callable[[int], bool] | None:
+    def run_on(self, sits: Callable[[], None]) -> Turn | None:
         """From now on an iteration begins where the last one ended: one call ends the one and begins the next.
 
         That call does all or nothing (False), and then the iteration that is open ends as any other does. Nobody sees
@@ -312,7 +312,8 @@ class Lease:
             self._sits = sits
             words[_BEGAN] = words[_BEGAN] or self._ended_ns
             words[_STATE] = _RUNNING_ON
-        return _turns(words)
+            address = self._pages[-1].address() if self._pages and self._pages[-1].words is words else 0
+        return turns.on_page(words, address)
 
     def goes_on(self) -> None:
         """The iteration that is open is one like any other from here on; before that it may have been a pause."""
@@ -698,9 +699,9 @@ class Lease:
             _, (descriptor, grant_event, *more) = connection.receive()
             page = Page(descriptor)
             os.close(descriptor)
-            _copy(old, page.words)
             if memory is not None:
                 memory.reopen(page.address(), more.pop(0), holds)
+            turns.move(old, page.words)
             self._pages.append(page)
             self._words, self._taken, self._asked = page.words, 0, waits
             connection.wait_for_ever()
@@ -725,7 +726,7 @@ class Lease:
                     self._page(connection)
                     continue
                 self._page(connection)
-                if self._words[_CONTENDED] and self._words[_STATE] == _RUNNING_ON:
+                if self._words[_CONTENDED] and self._seems_to_sit():
                     self._sits()
                 passed = self._words[_BOUNDARIES]
                 self._wait_for_device()
@@ -745,6 +746,10 @@ class Lease:
             return str(error)
         except Exception as error:  # whatever it is, it must not end up in the user's output as a traceback
             return f"{type(error).__name__}: {error}"
+
+    def _seems_to_sit(self) -> bool:
+        """One that runs on. A boundary may have passed since the service looked."""
+        return self._words[_STATE] == _RUNNING_ON and _now_ns() - self._words[_BEGAN] > SITS_NS
 
     def _answer_recall(self, ticket: int) -> None:
         """A lease is taken with the lock held: if there is none now, none comes by that ticket any more."""
@@ -800,7 +805,7 @@ class Lease:
         self._holding = not self._must_detach
         """For good: `begin` takes its short way from now on."""
         nowhere = memoryview(bytearray(4096)).cast("Q")
-        _copy(self._words, nowhere)
+        turns.move(self._words, nowhere)
         self._words = nowhere
         say(f"{why}; this process of job {self._job_id} goes on unmanaged")
         if self._attached:
@@ -833,37 +838,6 @@ class Lease:
         self._managed = True
         self._taken = 0
         self._words = memoryview(bytearray(4096)).cast("Q")
-
-
-def _turns(words: memoryview[int]) -> Callable[[int], bool]:
-    """What `Lease.run_on` gives back, for the job on this page.
-
-    After the clock was read there is no call in it. So no other thread of Python's comes in between, and it needs no
-    lock: whoever wants to end the iteration, or takes the job to another page (`_copy`), changes the state first.
-    """
-
-    def turn(iterations: int) -> bool:
-        now = _now_ns()
-        began = words[_BEGAN]
-        if words[_STATE] != _RUNNING_ON or words[_REVOKE] or now - began > LONGEST_TURN_NS:
-            return False
-        # In this order; `Page.used` counts on it.
-        words[_BEGAN] = now
-        words[_BUSY] += now - began
-        words[_ITERATIONS] += iterations
-        words[_BOUNDARIES] += 1
-        return True
-
-    return turn
-
-
-def _copy(before: memoryview[int], after: memoryview[int]) -> None:
-    """Takes the job to another page. From here on it is nowhere said to run on, so that it sees that."""
-    state = before[_STATE]
-    before[_STATE] = _ITERATING if state == _RUNNING_ON else state
-    for word in (_ITERATIONS, _BUSY, _BEGAN, _BOUNDARIES):
-        after[word] = before[word]
-    after[_STATE] = state
 
 
 _of_this_process: Lease | None = None

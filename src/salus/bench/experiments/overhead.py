@@ -31,7 +31,7 @@ from salus.errors import SalusError
 
 BLOCK = 5
 SIZES = {"largest": -1, "smallest": 0}
-AT_ONCE = 5
+AT_ONCE = 8
 CORES = 1
 """For each model. Its threads take turns; on several cores an iteration takes a fifth longer now and then, for seconds.
 What Salus does in another thread, if it did anything, would count here too."""
