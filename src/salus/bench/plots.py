@@ -28,7 +28,7 @@ WIDEST = 12.0
 MOST_LABELS = 20
 
 
-def bars(path: Path, series: Mapping[str, Mapping[str, float]], what: str, line_at: float | None = None) -> None:
+def bars(path: Path, series: Mapping[str, Mapping[str, float]], what: str) -> None:
     """A group of bars for each name, one for each series."""
     names = list(next(iter(series.values())))
     count = len(names) * len(series)
@@ -40,16 +40,37 @@ def bars(path: Path, series: Mapping[str, Mapping[str, float]], what: str, line_
         drawn = axes.bar(at, [values.get(name, 0.0) for name in names], width * 0.94, label=label)
         if count <= MOST_LABELS:
             axes.bar_label(drawn, fmt=lambda value: f"{value:.3g}" if value < 1000 else f"{value:.0f}", fontsize=8)
-    if line_at is not None:
-        axes.axhline(line_at, color="black", linewidth=0.8)
-    axes.set_xticks(
-        range(len(names)), names, rotation=30 if len(names) > 4 else 0, ha="right" if len(names) > 4 else "center"
-    )
+    _name_below(axes, names)
     axes.set_ylabel(what)
     axes.margins(y=0.12)
     if len(series) > 1:
         axes.legend(frameon=False)
     _save(figure, path)
+
+
+def ratios(path: Path, series: Mapping[str, Mapping[str, tuple[float, float]]], what: str, target: float) -> None:
+    """For each name, how far each series is from 1, and how well that is known."""
+    names = list(next(iter(series.values())))
+    figure = _figure(min(WIDEST, max(5.0, 0.6 * len(names) + 2)), 4.0)
+    axes = figure.subplots()
+    for number, (label, values) in enumerate(series.items()):
+        at = [index + 0.25 * (number - (len(series) - 1) / 2) for index in range(len(names))]
+        off, error = zip(*((100 * (values[name][0] - 1), 100 * values[name][1]) for name in names), strict=True)
+        axes.errorbar(at, off, yerr=error, fmt="os"[number % 2], markersize=4, capsize=2, linewidth=1, label=label)
+    axes.axhline(0.0, color="black", linewidth=0.8)
+    limit = 100 * (target - 1)
+    axes.axhline(limit, color="gray", linewidth=0.8, linestyle="--", label=f"at most {limit:+.0f}%")
+    axes.set_ylim(-1.5 * limit, 1.5 * limit)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:+.0f}%")
+    _name_below(axes, names)
+    axes.set_ylabel(what)
+    axes.legend(frameon=False, ncols=3, loc="upper left")
+    _save(figure, path)
+
+
+def _name_below(axes: Any, names: Sequence[str]) -> None:
+    many = len(names) > 4
+    axes.set_xticks(range(len(names)), names, rotation=30 if many else 0, ha="right" if many else "center")
 
 
 def lines(path: Path, charts: Mapping[str, Sequence[Sequence[float]]], across: str, up: str) -> None:

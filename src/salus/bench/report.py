@@ -176,6 +176,12 @@ def _throughput(found: dict[str, Any]) -> list[Verdict]:
     ]
 
 
+def _arena(found: dict[str, Any]) -> list[Verdict]:
+    from salus.bench.arena import verdicts
+
+    return verdicts(found)
+
+
 def _paging(found: dict[str, Any]) -> list[Verdict]:
     rows: list[Verdict] = []
     for policy, row in found["paging"]["policies"].items():
@@ -245,11 +251,13 @@ SUITE: tuple[tuple[str, str, Callable[[dict[str, Any]], list[Verdict]]], ...] = 
     ("gpu-together.json", "All kinds of scripts at once", _together),
     ("gpu-lane.json", "Three ResNet-50 in one lane", _lane),
     ("gpu-throughput.json", "Three ResNet-50 in one lane against one alone", _throughput),
+    ("gpu-arena.json", "The arena: a lane of 16 GiB, on a GPU", _arena),
     ("gpu-pressure.json", "Eight jobs of 4 GiB on 16 GiB", _paging),
     ("gpu-shares.json", "Fair by memory and time", _shares),
     ("gpu-faults.json", "Faults", _faults),
     ("gpu-switch.json", "Switching, on a GPU", _switch_gpu),
     ("host-switch.json", "Switching, on the host device", _switch),
+    ("host-arena.json", "The arena: a lane of 16 GiB, on the host device", _arena),
     ("gpu-hooks.json", "What Salus adds to an iteration, on a GPU", _hooks),
     ("host-hooks.json", "What Salus adds to an iteration, on the host device", _hooks),
 )

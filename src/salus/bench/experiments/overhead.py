@@ -150,13 +150,11 @@ def _ratio(row: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    from salus.bench.plots import bars
+    from salus.bench.plots import ratios
 
     done = {model: row for model, row in result["models"].items() if "ratio" in row}
-    series = {"Salus": "ratio", "the bare script again": "bare_to_bare"}
-    bars(
-        path,
-        {label: {model: row[key] for model, row in done.items()} for label, key in series.items()},
-        "time of an iteration, to the bare script",
-        line_at=1.0,
-    )
+    series = {
+        "Salus": {model: (row["ratio"], row["error"]) for model, row in done.items()},
+        "the bare script again": {model: (row["bare_to_bare"], 0.0) for model, row in done.items()},
+    }
+    ratios(path, series, "time of an iteration, to the bare script", TARGETS["worst"])
