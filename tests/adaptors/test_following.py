@@ -15,6 +15,7 @@ import threading
 import pytest
 import torch
 
+from salus.adaptors import habits
 from salus.adaptors import torch as adaptor
 from tests.adaptors.record import A_WHILE, Watched, batches, evaluate, mlp, runs_on, sgd, sits, train
 from tests.adaptors.test_runs_on import counted
@@ -79,6 +80,39 @@ def test_whenever_it_is_let_go_of_no_backward_and_no_step_is_without_a_lease(fol
         if not at.came:
             break
     assert number > 50
+
+
+def test_nor_where_it_is_let_go_of_while_hooks_are_exchanged(following, monkeypatch):
+    known = adaptor.installed()._following
+    begin, at = known.begin, At(0, None)
+
+    def begins(*args):
+        with at:
+            begin(*args)
+
+    monkeypatch.setattr(known, "begin", begins)
+    for number in itertools.count():
+        evaluate(following.model, 1)
+        assert not runs_on()
+        at = At(number, lambda: sits(following))
+        train(following.model, following.optimizer, habits.AFTER)
+        for _ in range(A_WHILE):
+            if at._left == number:
+                train(following.model, following.optimizer, 1)
+        assert at._left < number, "it began to run on"
+        assert runs_on() != at.came
+        before, seen = following.lease.counted, []
+        handles = (
+            following.model[0].weight.register_hook(lambda _, seen=seen: seen.append(following.lease.open)),
+            following.optimizer.register_step_pre_hook(lambda *_, seen=seen: seen.append(following.lease.open)),
+        )
+        train(following.model, following.optimizer, 1)
+        for handle in handles:
+            handle.remove()
+        assert seen == [True, True] and following.lease.counted == before + 1
+        if not at.came:
+            break
+    assert number > 5
 
 
 @pytest.mark.parametrize("what", ["backward", "step"])

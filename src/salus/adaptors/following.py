@@ -81,11 +81,11 @@ class Following:
     def begin(self, turn: Turn, iterations: Iterations, leader: Any, optimizers: list[Any], sorts: bool) -> None:
         """From now on a step of one of these ends an iteration; it is counted if it is the leader's.
 
+        `on` was set before that, before another thread could come to end it; and one that did has its way.
         `sorts`: the memory of the job. An optimizer that had a state and makes it anew makes it outside of the lane.
         """
         before, after = self._before_step, self._after_step
         assert before is not None and after is not None
-        self.on = True  # first: whoever is interrupted in here is put right by `end`
         keep = {id(known) for known in optimizers if sorts and known.state}
         quick = None
         if len(optimizers) == 1:
@@ -100,6 +100,8 @@ class Following:
             # Somebody may have wrapped ours meanwhile; then it stays inside theirs.
             if getattr(owner, name, None) is ours:
                 setattr(owner, name, theirs)
+        if not self.on:
+            self.end()
 
     def _count_steps(self, turn: Turn, iterations: Iterations, leader: Any, counts: dict[int, int], slow: Hook) -> Hook:
         """`counts` has the ids of the optimizers, with 1 for the leader."""
@@ -120,15 +122,14 @@ class Following:
         return after_step
 
     def end(self) -> None:
-        if not self.on:
-            return
+        """Also where it had not begun, or only in part."""
+        self.on = False
         for owner, name, theirs, ours in self._functions:
             if getattr(owner, name, None) is theirs:
                 setattr(owner, name, ours)
         for hook in (self._before_step, self._after_step):
             if hook is not None and hook.key in hook.hooks:
                 hook.hooks[hook.key] = hook.ours
-        self.on = False
 
     def is_under_way(self) -> bool:
         """Is any thread inside a backward or a step? To be asked after `end`."""

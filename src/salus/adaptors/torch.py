@@ -287,7 +287,13 @@ class Watch:
         optimizers = [known.optimizer() for known in usual.optimizers.values()]
         if leader is None or not self._following.can_begin or all(known is not leader for known in optimizers):
             return
-        turn = iterations.run_on(self._sits)
+        turn, self._following.on = None, True
+        try:
+            turn = iterations.run_on(self._sits)
+        finally:
+            # (Also where the handler of a signal raised. Else it may be over already, by another thread.)
+            if turn is None:
+                self._following.on = False
         if turn is None:
             return
         iterations.wants_backward = False
