@@ -71,7 +71,7 @@ static void *has_state(void *self, void *const *arguments, long count) {
     return there > 0 ? done() : leave_to(steps.before, arguments, count);
 }
 
-/* As `Turn.end` does it (client/lease.py). */
+/* As `Turn.end` does it (client/turns.py). */
 static int turn(void) {
     uint64_t now = now_ns(), began = steps.page[BEGAN_NS];
     if (steps.page[STATE] != RUNNING_ON || steps.page[REVOKE] || now - began > steps.longest_ns)
