@@ -17,10 +17,10 @@ somebody waits. And if they go on like that, iterations follow one another: each
 that only its end is to be seen, and one hook does that (`following`). The helper of the lease says when none comes.
 
 Rules: a hook returns at once while torch compiles (the quick ones that are left while iterations follow one another do
-not look: they are taken out before a compiled function runs), changes no argument and no result, and never raises: on an
-error in here everything is taken out again and `Iterations.fail` says so. A torch that lacks something is done without; it is
-said once. A module that owns nothing (a loss, a transform of the data) is not a model: its call begins no iteration.
-A boundary inside the capture of a CUDA graph is none, since the GPU may not be waited for there.
+not look: they are taken out before a compiled function runs), changes no argument and no result, and never raises: on
+an error in here everything is taken out again and `Iterations.fail` says so. A torch that lacks something is done
+without; it is said once. A module that owns nothing (a loss, a transform of the data) is not a model: its call begins
+no iteration. A boundary inside the capture of a CUDA graph is none, since the GPU may not be waited for there.
 In the child of a fork everything is taken out: the lease is the parent's.
 
 Must not know: what a lease does, sockets, memory.
