@@ -69,6 +69,11 @@ static size_t after(const struct segments *list, uint64_t offset) {
     return low;
 }
 
+/* Where the gap before the i-th one begins. */
+static uint64_t gap_before(const struct segments *list, size_t i) {
+    return i ? list->all[i - 1].offset + list->all[i - 1].size : 0;
+}
+
 struct segment *insert(struct segments *list, uint64_t offset, uint64_t size) {
     size_t at = after(list, offset);
     if (list->count == list->room) {
@@ -92,18 +97,27 @@ struct segment *at_offset(const struct segments *list, uint64_t offset) {
 
 int take_out(struct segments *list, uint64_t offset, struct segment *found) {
     struct segment *there = at_offset(list, offset);
+    uint64_t gap;
     if (!there)
         return -1;
     *found = *there;
     memmove(there, there + 1, (size_t)(list->all + list->count - there - 1) * sizeof *there);
     list->count--;
+    gap = gap_before(list, (size_t)(there - list->all));
+    if (gap < list->before)
+        list->before = gap;
     return 0;
 }
 
-/* The first gap that is large enough. In the lane, what fills a slot or more begins at one: less is promoted with it. */
-int find_gap(const struct segments *list, uint64_t size, int by_slots, uint64_t *offset) {
-    uint64_t at = 0;
-    for (size_t i = 0; i <= list->count; i++) {
+/* The first gap that is large enough. In the lane, what fills a slot or more begins at one: less is promoted with it.
+ *
+ * It is not looked for where one of this size, or of a smaller one, was looked for in vain and nothing was freed since.
+ */
+int find_gap(struct segments *list, uint64_t size, int by_slots, uint64_t *offset) {
+    size_t first = size < list->too_small ? 0 : after(list, list->before);
+    list->too_small = size;
+    for (size_t i = first; i <= list->count; i++) {
+        uint64_t at = list->before = gap_before(list, i);
         uint64_t end = i < list->count ? list->all[i].offset : arena.reserved;
         if (by_slots && at < end) {
             unsigned slot = salus_slot_at(at);
@@ -114,8 +128,6 @@ int find_gap(const struct segments *list, uint64_t size, int by_slots, uint64_t 
             *offset = at;
             return 0;
         }
-        if (i < list->count)
-            at = list->all[i].offset + list->all[i].size;
     }
     return -1;
 }
@@ -446,35 +458,60 @@ static void *private_alloc(uint64_t size) {
     return (void *)address;
 }
 
-static void *lane_alloc(uint64_t size) {
-    uint64_t offset, planned, changes;
-    unsigned first, last;
-    do {
-        changes = arena.lane_changes;
-        if (find_gap(&arena.lane, size, 1, &planned))
-            return NULL;
-        first = salus_slot_at(planned);
-        last = salus_slot_at(planned + size - 1);
-        if (last >= arena.slot_count || want(0, slot_end(last)))
-            return NULL;
-        offset = planned;
-        /* While it waited, others may have come and gone. */
-        if (arena.lane_changes != changes && find_gap(&arena.lane, size, 1, &offset))
-            return NULL;
-    } while (offset != planned);
-    if (!insert(&arena.lane, offset, size))
+struct place { /* in the lane */
+    uint64_t offset;
+    unsigned first, last; /* slots */
+};
+
+static int find_place(uint64_t size, struct place *place) {
+    if (find_gap(&arena.lane, size, 1, &place->offset))
+        return -1;
+    place->first = salus_slot_at(place->offset);
+    place->last = salus_slot_at(place->offset + size - 1);
+    return place->last >= arena.slot_count ? -1 : 0;
+}
+
+static void *take_place(const struct place *place, uint64_t size) {
+    if (!insert(&arena.lane, place->offset, size))
         return NULL;
     arena.lane_changes++;
-    for (unsigned slot = first; slot <= last; slot++)
+    return (void *)(arena.lane_base + place->offset);
+}
+
+/* Where nothing has to be made or waited for: the device is not asked for anything, so nobody needs to enter it. */
+static void *lane_alloc_there(uint64_t size) {
+    struct place place;
+    if (find_place(size, &place) || !may_have(0, slot_end(place.last)))
+        return NULL;
+    for (unsigned slot = place.first; slot <= place.last; slot++)
+        if (arena.slots[slot].state == EMPTY)
+            return NULL;
+    return take_place(&place, size);
+}
+
+static void *lane_alloc(uint64_t size) {
+    struct place planned, place;
+    uint64_t changes;
+    void *found;
+    do {
+        changes = arena.lane_changes;
+        if (find_place(size, &planned) || want(0, slot_end(planned.last)))
+            return NULL;
+        place = planned;
+        /* While it waited, others may have come and gone. */
+        if (arena.lane_changes != changes && find_place(size, &place))
+            return NULL;
+    } while (place.offset != planned.offset);
+    found = take_place(&place, size);
+    for (unsigned slot = place.first; found && slot <= place.last; slot++)
         if (arena.slots[slot].state == EMPTY && back_with_new(slot)) {
             struct segment gone;
             /* What was made for it stays: the lane has it, and the next one will want it. */
-            take_out(&arena.lane, offset, &gone);
-            tell_page();
-            return NULL;
+            take_out(&arena.lane, place.offset, &gone);
+            found = NULL;
         }
     tell_page();
-    return (void *)(arena.lane_base + offset);
+    return found;
 }
 
 void *salus_private_alloc(size_t size, int device, void *stream) {
@@ -510,22 +547,30 @@ void salus_private_free(void *pointer, size_t size, int device, void *stream) {
 }
 
 void *salus_lane_alloc(size_t size, int device, void *stream) {
-    void *found;
+    void *found = NULL;
     (void)device, (void)stream;
-    ENTER;
-    found = arena.device && size ? lane_alloc(rounded(size)) : NULL;
-    LEAVE;
+    pthread_mutex_lock(&arena.lock);
+    if (arena.device && size) {
+        found = lane_alloc_there(rounded(size));
+        if (!found) {
+            int entered = arena.device->enter();
+            found = lane_alloc(rounded(size));
+            if (arena.device)
+                arena.device->leave(entered);
+        }
+    }
+    pthread_mutex_unlock(&arena.lock);
     return found;
 }
 
+/* The chunks stay: they are the lane's. So nothing is asked of the device here either. */
 void salus_lane_free(void *pointer, size_t size, int device, void *stream) {
     struct segment found;
     (void)size, (void)device, (void)stream;
-    ENTER;
-    /* The chunks stay: they are the lane's. */
+    pthread_mutex_lock(&arena.lock);
     if (arena.device && !take_out(&arena.lane, (uint64_t)pointer - arena.lane_base, &found))
         arena.lane_changes++;
-    LEAVE;
+    pthread_mutex_unlock(&arena.lock);
 }
 
 int salus_arena_wait(void) {

@@ -131,7 +131,7 @@ static int wait_for_service(void) {
 }
 
 /* Whoever is paged out, or suspended without a lease, makes nothing on the device, whatever its quotas are. */
-static int may_have(uint64_t private_bytes, uint64_t lane) {
+int may_have(uint64_t private_bytes, uint64_t lane) {
     return !arena.away && !arena.suspended && private_bytes <= arena.private_quota && lane <= arena.lane_quota;
 }
 

@@ -57,6 +57,7 @@ struct segment {
 struct segments { /* by offset */
     struct segment *all;
     size_t count, room;
+    uint64_t too_small, before; /* no gap that begins before there has room for this size, or for a larger one */
 };
 
 struct arena {
@@ -119,7 +120,7 @@ void tell_page(void);
 struct segment *insert(struct segments *list, uint64_t offset, uint64_t size);
 struct segment *at_offset(const struct segments *list, uint64_t offset);
 int take_out(struct segments *list, uint64_t offset, struct segment *found);
-int find_gap(const struct segments *list, uint64_t size, int by_slots, uint64_t *offset);
+int find_gap(struct segments *list, uint64_t size, int by_slots, uint64_t *offset);
 void let_go(uint64_t handle);
 int map_and_allow(uint64_t address, uint64_t size, uint64_t handle);
 void give_up(unsigned slot);
@@ -135,6 +136,7 @@ void go_lost(void);
 void say(uint32_t kind, unsigned slot, uint64_t a, uint64_t b, int fd);
 void flush(void);
 void listen_all(void);
+int may_have(uint64_t private_bytes, uint64_t lane);
 int want(uint64_t private_bytes, uint64_t lane);
 
 enum { DONE, MORE, BUSY, FAILED, WOKE };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import itertools
 import os
 import random
 import socket
@@ -418,6 +419,38 @@ def test_ten_thousand_random_operations_agree_with_a_model():
     arena.close()
     played.close()
     assert descriptors() == before
+
+
+def first_fit(taken: dict[int, int], size: int, by_slots: bool) -> int:
+    """Where a segment should lie: in the first gap with room. In the lane, what fills a slot or more begins at one."""
+    at = 0
+    for offset, length in [*sorted(taken.items()), (1 << 60, 0)]:
+        slot = next(slot for slot in itertools.count() if slots.end_of(slot) > at)
+        begins = slots.end_of(slot) - slots.size_of(slot)
+        start = slots.end_of(slot) if by_slots and size >= slots.size_of(slot) and at != begins else at
+        if start + size <= offset:
+            return start
+        at = offset + length
+    raise AssertionError
+
+
+@pytest.mark.parametrize("kind", ["private", "lane"])
+def test_a_segment_lies_in_the_first_gap_that_has_room(pair, kind):
+    """Whatever was looked for in vain before it, and was freed since."""
+    arena, _ = pair
+    rng = random.Random(7)
+    base = arena.alloc(kind, 2 * MIB)
+    assert base is not None
+    taken = {0: 2 * MIB}
+    for _ in range(3_000):
+        if rng.random() < 0.55 and len(taken) < 60:
+            size = rng.choice((2, 2, 4, 6, 8, 10, 20, 32, 40, 70)) * MIB
+            expected = first_fit(taken, size, kind == "lane")
+            assert arena.alloc(kind, size) == base + expected
+            taken[expected] = size
+        elif taken:
+            offset = rng.choice(list(taken))
+            arena.free(kind, base + offset, taken.pop(offset))
 
 
 def scenario(arena: Arena, played: Played) -> list[bool]:
