@@ -1,10 +1,8 @@
 /* The GPU, through the driver's virtual memory management. libcuda is loaded at run time; there is no header of CUDA's
  * here, so the few structures and numbers that are needed are written down below, as the driver's ABI has them. */
-#define _GNU_SOURCE
-#include "device.h"
+#include "symbols.h"
 
-#include <dlfcn.h>
-#include <string.h>
+#include "device.h"
 
 typedef int CUresult;
 typedef void *CUcontext;
@@ -65,11 +63,8 @@ static int told(CUresult result) {
 }
 
 static int load(void) {
-    static const struct {
-        const char *name;
-        size_t at;
-    } table[] = {
-#define CALL(field, name) {name, offsetof(__typeof__(cu), field)}
+    static const struct symbol symbols[] = {
+#define CALL(field, name) SYMBOL(cu, field, name)
         CALL(Init, "cuInit"),
         CALL(DeviceGet, "cuDeviceGet"),
         CALL(DeviceGetAttribute, "cuDeviceGetAttribute"),
@@ -96,13 +91,7 @@ static int load(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library)
         return -1;
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        void *found = dlsym(library, table[i].name);
-        if (!found)
-            return -2;
-        memcpy((char *)&cu + table[i].at, &found, sizeof found);
-    }
-    return 0;
+    return LOOK_UP(library, symbols, cu) ? -2 : 0;
 }
 
 static int cuda_open(int ordinal) {

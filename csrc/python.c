@@ -5,8 +5,7 @@
  * Python's functions are looked up in the process; there is no header of Python's here, and without them nothing rests.
  */
 #include "state.h"
-
-#include <dlfcn.h>
+#include "symbols.h"
 
 static struct {
     void *(*PyThreadState_Get)(void);
@@ -46,24 +45,15 @@ static char *library; /* the folder of the standard library, with a slash at the
 static char *client;  /* the file of the client that waits for leases */
 
 static int load(void) {
-    static const struct {
-        const char *name;
-        size_t at;
-    } table[] = {
-#define CALL_OF(name) {#name, offsetof(__typeof__(python), name)}
+    static const struct symbol symbols[] = {
+#define CALL_OF(name) SYMBOL(python, name, #name)
         CALL_OF(PyThreadState_Get),      CALL_OF(PyInterpreterState_Get), CALL_OF(PyInterpreterState_ThreadHead),
         CALL_OF(PyThreadState_Next),     CALL_OF(PyThreadState_GetFrame), CALL_OF(PyFrame_GetCode),
         CALL_OF(PyObject_GetAttrString), CALL_OF(PyUnicode_AsUTF8),       CALL_OF(Py_DecRef),
         CALL_OF(PyGC_Disable),           CALL_OF(PyGC_Enable),            CALL_OF(PyErr_Clear),
 #undef CALL_OF
     };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        void *found = dlsym(RTLD_DEFAULT, table[i].name);
-        if (!found)
-            return -1;
-        memcpy((char *)&python + table[i].at, &found, sizeof found);
-    }
-    return 0;
+    return LOOK_UP(RTLD_DEFAULT, symbols, python);
 }
 
 void salus_arena_trust(const char *stdlib, const char *lease) {

@@ -7,8 +7,7 @@
  * Python's functions are looked up in the process; there is no header of Python's here.
  */
 #include "state.h"
-
-#include <dlfcn.h>
+#include "symbols.h"
 
 #define RUNNING_ON 4 /* JobState */
 #define METH_FASTCALL 0x80
@@ -97,23 +96,14 @@ static struct method methods[] = {
 };
 
 static int load(void) {
-    static const struct {
-        const char *name;
-        size_t at;
-    } table[] = {
-#define NAMED(name) {#name, offsetof(__typeof__(python), name)}
+    static const struct symbol symbols[] = {
+#define NAMED(name) SYMBOL(python, name, #name)
         NAMED(PyCFunction_NewEx), NAMED(PyObject_CallFunctionObjArgs), NAMED(PyObject_GetAttr),
         NAMED(PyObject_IsTrue),   NAMED(PyUnicode_InternFromString),   NAMED(PyErr_Clear),
         NAMED(Py_IncRef),         NAMED(Py_DecRef),                    NAMED(_Py_NoneStruct),
 #undef NAMED
     };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        void *found = dlsym(RTLD_DEFAULT, table[i].name);
-        if (!found)
-            return -1;
-        memcpy((char *)&python + table[i].at, &found, sizeof found);
-    }
-    return 0;
+    return LOOK_UP(RTLD_DEFAULT, symbols, python);
 }
 
 int salus_steps_follow(volatile uint64_t *page, const void *leader, void *before, void *after, uint64_t longest_ns) {
