@@ -2,7 +2,8 @@
 
 In each lane the first ready job in the policy's lease order is offered; the policy chooses among those offered.
 `settle` turns the difference between what it chose and what runs now into grants and revocations. A lease is not
-revoked before it lasted a quantum, except to make room in memory.
+revoked before it lasted a quantum, except to make room in memory; between jobs that have taken turns for long, not
+before it lasted longer (`_lasts_s`).
 
 A holder that is about to stop may be given an heir (`promise`). That binds: the heir may run by the time that is heard
 of here. So nothing takes its place or its memory, and it is granted the lease whatever the policy would choose then.
@@ -22,6 +23,11 @@ SHORTEST_TICK_S = 0.005
 """How often a rotating policy is asked again at the most, where the quantum is shorter or 0."""
 LONGEST_TICK_S = 0.1
 """And at the least, where iterations seem to be longer: of a job's first ones that may be far from true."""
+GROWS = 1 / 300
+"""Of the time for which the jobs of a lane have shared it, a lease between them lasts this part. So at any moment their
+shares are off by no more than that part of the time, and less and less is lost by switching."""
+LONGEST_LEASE_S = 0.5
+"""But no longer than this, unless the quantum is."""
 ROUNDING_S = 1e-9
 
 
@@ -29,12 +35,16 @@ def start_competing(st: State, job: Job) -> None:
     """The job is in a lane and ready. Call it whenever either became true; it checks both."""
     if job.competing:
         st.policy.on_competing(job)
-        st.leases[_lane(job)].ready.put(job, st.policy.lease_order(job))
+        lane = st.leases[_lane(job)]
+        if job not in lane.ready and not job.holds:
+            lane.newcomers.add(job.job_id)
+        lane.ready.put(job, st.policy.lease_order(job))
 
 
 def stop_competing(st: State, job: Job) -> None:
     if job.lane is not None and job in st.leases[job.lane].ready:
         st.leases[job.lane].ready.discard(job)
+        st.leases[job.lane].newcomers.discard(job.job_id)
         st.policy.on_resting(job)
 
 
@@ -135,9 +145,9 @@ def settle(st: State) -> None:
                 _grant(st, lane_id, lane, next_one)
             if heir is not None and heir.lease is Lease.HELD and (heir is not wanted or heir.job_id in st.vacating):
                 # It was promised before that was known.
-                _revoke_in_time(st, heir)
+                _revoke_in_time(st, lane, heir, wanted)
         elif wanted is not lane.holder and lane.holder.lease is Lease.HELD and not lane.holder.stalled:
-            _revoke_in_time(st, lane.holder)
+            _revoke_in_time(st, lane, lane.holder, wanted)
         contended = contended or len(lane.ready) > 1
     if contended and st.policy.rotates is not Rotation.NEVER:
         _wake_for_rotation(st)
@@ -146,6 +156,7 @@ def settle(st: State) -> None:
 def hold(st: State, lane: LaneLeases, job: Job) -> None:
     lane.holder = job
     job.lease = Lease.HELD
+    lane.newcomers.discard(job.job_id)
     job.granted_at = job.ran_at = st.now
     st.running += 1
 
@@ -165,8 +176,22 @@ def _revoke(st: State, job: Job) -> None:
     st.emit(RevokeLease(job.job_id), job)
 
 
-def _revoke_in_time(st: State, holder: Job) -> None:
-    over_at = holder.granted_at + st.config.quantum_s
+def _lasts_s(st: State, lane: LaneLeases, holder: Job) -> float:
+    """How long its lease lasts at least while others wait for it.
+
+    The first iteration after a pause is slower: the processor's caches have gone cold. So jobs that take turns take
+    longer and longer ones, while nobody joins them. One that has only come, or was away, does not wait for all that: a
+    person may be waiting for it.
+    """
+    quantum_s = st.config.quantum_s
+    if quantum_s == 0 or lane.newcomers:
+        return quantum_s
+    return max(quantum_s, min((holder.granted_at - lane.joined_at) * GROWS, LONGEST_LEASE_S))
+
+
+def _revoke_in_time(st: State, lane: LaneLeases, holder: Job, wanted: Job | None) -> None:
+    # None: its lane is to stand idle, so that others get even with it.
+    over_at = holder.granted_at + (st.config.quantum_s if wanted is None else _lasts_s(st, lane, holder))
     if st.now + ROUNDING_S >= over_at or holder.job_id in st.vacating:
         _revoke(st, holder)
     else:
@@ -177,12 +202,15 @@ def _wake_for_rotation(st: State) -> None:
     """Asks again when the first lease has lasted its quantum, and every quantum from then on.
 
     Not much more often than a holder gets to a boundary: before that nothing could be done about the answer. And not
-    for a holder that is revoked already: it reports when it gets there.
+    for a holder that is revoked already: it reports when it gets there. Where there is one lane, nothing can be done
+    either before its lease has lasted.
     """
     shortest = max(st.config.quantum_s, SHORTEST_TICK_S)
     for lane in st.leases.values():
         if lane.holder is not None and lane.holder.lease is Lease.HELD:
             tick = max(shortest, min(lane.holder.iteration_s, LONGEST_TICK_S))
+            if len(st.leases) == 1:
+                tick = max(tick, _lasts_s(st, lane, lane.holder))
             over_at = lane.holder.granted_at + tick
             st.wake_at(over_at if st.now + ROUNDING_S < over_at else st.now + tick)
 

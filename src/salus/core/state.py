@@ -23,6 +23,10 @@ class LaneLeases:
     holder: Job | None = None
     heir: Job | None = None
     """To whom the lease was promised."""
+    newcomers: set[JobId] = field(default_factory=set)
+    """Those of the ready that have come, for the first time or after a pause, and have had no lease since."""
+    joined_at: float = float("-inf")
+    """When a job last came to the lane."""
 
 
 class State:
