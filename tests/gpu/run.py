@@ -5,7 +5,7 @@
 - together: all of them at once, three to a lane, switched at every boundary, the lane poisoned at every switch: the
   same losses to the last bit. This is the one that matters most.
 - memory: three ResNet-50 in one lane: the GPU's memory, and the hand-over.
-- throughput: three ResNet-50 in one lane, at once against one after the other, in turns, round by round.
+- throughput: three ResNet-50 in one lane, at once against one after the other: tests/gpu/throughput.py.
 - paging, shares, faults: tests/gpu/pressure.py.
 - arena: what joining a lane and an allocation cost.
 """
@@ -16,8 +16,6 @@ import argparse
 import contextlib
 import json
 import os
-import select
-import statistics
 import subprocess
 import sys
 import time
@@ -28,23 +26,20 @@ from typing import Any
 
 from salus.bench import arena, hooks, machine
 from salus.bench.own_service import OwnService
-from salus.bench.switch import in_turn, take_turn
 from salus.bench.switch_gpu import hand_overs
 from salus.protocol import messages as msg
 from salus.service.gpu import Nvml
-from tests.gpu import pressure
+from tests.gpu import pressure, throughput
 from tests.gpu.jobs import START_LIMIT_S, TIMEOUT_S, command, result_of, says_ready
 from tests.gpu.train_kinds import ALL
 
 IN_AND_OUT = str(Path(__file__).parent / "in_and_out.py")
 MEASURE_S = 7.0
+LONGER_S = {"resnet50": 40.0, "lstm": 30.0}
+"""They wait for the processor all the time, and what that takes changes by a tenth from block to block."""
 AT_ONCE, CORES = 7, 1
 """Kinds of `alone` that start up together, and the cores that each has: on several, threads that take turns make a
 script a fifth slower now and then, for seconds."""
-ROUNDS, TURN, WARMS_UP, CORES_OF_THREE = 9, 40, 4, 2
-"""Of `throughput`: rounds, iterations of each job in a block, those of them that do not count, and cores of a job."""
-LEASES = {"fair, 20 ms": ("--policy", "fair")}
-"""How `throughput` takes turns."""
 CONTEXT_GIB = 0.75
 """A little more than a process's context and library code take: with much more there would be room for another lane."""
 SHOWN = ("name", "state", "lane", "wait_reason", "iterations", "persistent_bytes", "ephemeral_bytes")
@@ -69,7 +64,11 @@ def alone(kinds: list[str], iterations: int) -> list[tuple[dict[str, Any], dict[
             run, go = command(kind, iterations), own.socket.parent / "go"
             sides = {"bare": service.start_bare(run), "salus": service.run(run, "--name", kind)}
             with machine.few_cores(number, CORES, AT_ONCE):
-                job = own.run([sys.executable, IN_AND_OUT, kind, str(MEASURE_S), "--go", str(go)], "--name", kind)
+                job = own.run(
+                    [sys.executable, IN_AND_OUT, kind, str(LONGER_S.get(kind, MEASURE_S)), "--go", str(go)],
+                    "--name",
+                    kind,
+                )
             told.append({side: pool.submit(result_of, process) for side, process in sides.items()})
             measured.append((own, go, job))
         for sides_of_one in told:
@@ -211,73 +210,6 @@ def memory(iterations: int) -> dict[str, Any]:
     return found
 
 
-def throughput(rounds: int) -> dict[str, Any]:
-    """Three ResNet-50 in one lane against one alone: the same processes, at once and one after the other, in turns.
-
-    From one process to the next the same script differs by more than what is to be seen.
-    """
-    with contextlib.ExitStack() as stack:
-        jobs: dict[str, list[subprocess.Popen[str]]] = {}
-        for name, options in LEASES.items():
-            # Room for one lane and, while they sit idle between two rounds, for the gradients of all three.
-            service = stack.enter_context(OwnService("--capacity", "10GiB", *options))
-            run = command("resnet50", 2 * rounds * TURN, "--block", str(TURN))
-            needs = ("--persistent", "0.6GiB", "--ephemeral", "3.6GiB")
-            jobs[name] = []
-            for number in range(3):
-                with machine.few_cores(number, CORES_OF_THREE, 3):
-                    jobs[name].append(service.run(run, "--name", f"r{number}", *needs))
-        for job in [job for side in jobs.values() for job in side]:
-            assert job.stdout is not None
-            select.select([job.stdout], [], [], START_LIMIT_S)
-        order = [in_turn(["alone", "at once"], number) for number in range(rounds)]
-        for number in range(rounds):
-            for name in in_turn(list(jobs), number):
-                for how in order[number]:
-                    if how == "at once":
-                        take_turns(jobs[name])
-                        continue
-                    for job in jobs[name]:
-                        take_turn(job)
-        ended = {name: [result_of(job)["ended_s"] for job in side] for name, side in jobs.items()}
-    took = {name: _iteration_s(of_each, [how for hows in order for how in hows]) for name, of_each in ended.items()}
-    ratios = {
-        name: [one / three for one, three in zip(side["alone"], side["at once"], strict=True)]
-        for name, side in took.items()
-    }
-    return {
-        "iterations_a_block": TURN,
-        # Not the mean: now and then a round is disturbed.
-        "throughput": {name: statistics.median(values) for name, values in ratios.items()},
-        "error": {name: hooks.error_of_median(values) for name, values in ratios.items()},
-        "ratios": ratios,
-        "iteration_s": took,
-    }
-
-
-def _iteration_s(ended: list[list[float]], blocks: list[str]) -> dict[str, list[float]]:
-    """Of several jobs: block by block the seconds of an iteration, alone at the mean, and at once from one to the next.
-
-    Each job begins a block cold. So it counts from when all of them are warm, until the first one has done its part.
-    """
-    found: dict[str, list[float]] = {"alone": [], "at once": []}
-    for number, how in enumerate(blocks):
-        parts = [ends[number * TURN + WARMS_UP - 1 : (number + 1) * TURN] for ends in ended]
-        if how == "alone":
-            found[how].append(statistics.mean((ends[-1] - ends[0]) / (len(ends) - 1) for ends in parts))
-            continue
-        start, stop = max(ends[0] for ends in parts), min(ends[-1] for ends in parts)
-        count = sum(start < end <= stop for ends in parts for end in ends)
-        found[how].append((stop - start) / count)
-    return found
-
-
-def take_turns(jobs: list[subprocess.Popen[str]]) -> None:
-    """All of them at once, each a block."""
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        list(pool.map(take_turn, jobs))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
@@ -313,8 +245,8 @@ def main() -> None:
         for name, row in result["memory"].items():
             print(name, row, flush=True)
     if "throughput" in phases:
-        result["throughput"] = throughput(ROUNDS)
-        print("throughput", result["throughput"]["throughput"], flush=True)
+        result["throughput"] = throughput.measure()
+        print("throughput", {key: value for key, value in result["throughput"].items() if key != "ended_s"}, flush=True)
     if "paging" in phases:
         result["paging"] = pressure.paging(options.iterations, options.policies.split(" "), options.keep)
     if "shares" in phases:
