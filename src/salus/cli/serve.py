@@ -31,7 +31,8 @@ def serve(
         str,
         typer.Option(
             metavar="TIME",
-            help="A lease lasts at least this long, with a unit, like 20ms; 0 switches at every boundary.",
+            help="A lease lasts at least this long, with a unit, like 20ms; longer between jobs that have taken turns "
+            "for minutes. 0 switches at every boundary.",
         ),
     ] = "20ms",
     device: Annotated[
