@@ -183,3 +183,96 @@ def test_who_rests_between_iterations_allocates_its_own(sorting):
     memory.stay()
     memory.rest()
     assert not memory.stays and fake.goes_to == ["private"]
+
+
+# What cannot be sorted gets one line, and the job takes its turns.
+
+
+class Turns:
+    """A lease that notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def attach(self, memory: object) -> bool:
+        self.calls.append("attach")
+        return True
+
+    def begin(self) -> None:
+        self.calls.append("begin")
+
+    def end(self, iterations: int = 1) -> None:
+        self.calls.append("end")
+
+
+def begins_to_use_the_gpu(monkeypatch, **of_cuda: object) -> tuple[torch_memory.TorchMemory, Turns]:
+    """A job whose script has just touched the GPU, with this of `torch.cuda`'s."""
+    monkeypatch.setattr(torch_memory._cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch_memory._cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch_memory._cuda, "_lazy_call", lambda call: call())
+    for name, value in of_cuda.items():
+        monkeypatch.setattr(torch_memory._cuda, name, value)
+    for name in torch_memory._Torch.NEEDED:
+        monkeypatch.setattr(torch_memory._C, name, lambda *_: None, raising=False)
+    turns = Turns()
+    return torch_memory.TorchMemory(turns), turns  # type: ignore[arg-type]
+
+
+def expect_turns_and_one_line(capsys, memory: torch_memory.TorchMemory, turns: Turns, line: str) -> None:
+    routed = torch_memory.RoutedLease(turns, memory)  # type: ignore[arg-type]
+    routed.begin()
+    routed.end()
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"salus: {line}\n")
+    assert not memory.active and memory.gpu_is_used
+    assert turns.calls[-2:] == ["begin", "end"]
+
+
+def test_a_torch_that_is_too_old_gets_turns(monkeypatch, capsys):
+    memory, turns = begins_to_use_the_gpu(monkeypatch)
+    monkeypatch.setattr(torch, "__version__", "2.8.1+cu128")
+    memory.install()
+    line = "torch 2.8.1+cu128 is older than 2.9; this job shares the GPU by turns, not its memory"
+    expect_turns_and_one_line(capsys, memory, turns, line)
+
+
+def test_a_torch_without_a_private_call_gets_turns(monkeypatch, capsys):
+    memory, turns = begins_to_use_the_gpu(monkeypatch)
+    monkeypatch.delattr(torch_memory._C, "_cuda_releasePool")
+    monkeypatch.setattr(torch, "__version__", "9.0.0")
+    memory.install()
+    line = "torch 9.0.0 lacks _cuda_releasePool; this job shares the GPU by turns, not its memory"
+    expect_turns_and_one_line(capsys, memory, turns, line)
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize("value", ["backend:cudaMallocAsync", "max_split_size_mb:64,expandable_segments:True"])
+def test_settings_that_ask_for_another_allocator_get_turns(monkeypatch, capsys, name, value):
+    memory, turns = begins_to_use_the_gpu(monkeypatch)
+    monkeypatch.setenv(name, value)
+    memory.install()
+    line = f"{name} asks for another allocator ({value}); this job shares the GPU by turns, not its memory"
+    expect_turns_and_one_line(capsys, memory, turns, line)
+
+
+def test_other_settings_are_left_to_torch(monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:False")
+    begins_to_use_the_gpu(monkeypatch)
+    assert torch_memory._Torch.why_not() is None
+
+
+def test_a_script_that_brings_its_own_allocator_gets_turns(monkeypatch, capsys):
+    memory, turns = begins_to_use_the_gpu(monkeypatch, get_allocator_backend=lambda: "pluggable")
+    memory.install()
+    line = "the script brings an allocator of its own (pluggable); it shares the GPU by turns, not its memory"
+    expect_turns_and_one_line(capsys, memory, turns, line)
+
+
+def test_whatever_torch_raises_the_job_gets_turns(monkeypatch, capsys):
+    def fails() -> str:
+        raise RuntimeError("not today")
+
+    memory, turns = begins_to_use_the_gpu(monkeypatch, get_allocator_backend=fails)
+    memory.install()
+    line = "memory cannot be shared (RuntimeError: not today); this job shares the GPU by turns"
+    expect_turns_and_one_line(capsys, memory, turns, line)

@@ -327,6 +327,46 @@ def test_when_the_service_goes_jobs_go_on_unmanaged_and_say_so_once(serve):
         assert errors.count("goes on unmanaged") == 1, errors
 
 
+FORKS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from salus.client.lease import of_this_process
+
+lease = of_this_process()
+
+def iterate(times):
+    for _ in range(times):
+        lease.begin()
+        lease.end()
+
+iterate(10)
+child = os.fork()
+iterate(100)
+if child == 0:
+    os._exit(7)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+iterate(10)
+print("finished", status)
+"""
+
+
+def test_the_child_of_a_fork_that_uses_the_device_says_so_and_goes_on_while_its_parent_keeps_its_lease(serve):
+    service = serve("--policy", "rr", "--quantum", "0", "--capacity", "4GiB")
+    beside = service.job("--name", "beside", *ONE_LANE, iterations=100, seconds=0.002)
+    script = service.folder / "forks.py"
+    script.write_text(FORKS)
+    command = [sys.executable, str(script), str(SOURCE)]
+    job = service.salus_in_background("run", "--name", "j", *ONE_LANE, "--", *command)
+    output, errors = job.communicate(timeout=60)
+    assert (job.returncode, output) == (0, "finished 7\n"), errors
+    row = service.jobs()["j"]
+    said = [line for line in errors.splitlines() if "unmanaged" in line]
+    why = f"job {row['id']} uses the device from another process already"
+    assert said == [f"salus: {why}; this process of job {row['id']} goes on unmanaged"]
+    assert row["iterations"] == 120, "those of the parent"
+    finish(beside)
+
+
 def test_sigterm_with_drain_waits_for_the_jobs(serve):
     service = serve("--on-stop", "drain")
     job = service.job("--name", "a", iterations=1000, seconds=0.005)
