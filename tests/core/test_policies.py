@@ -66,6 +66,17 @@ def test_fair_gives_one_two_four_as_one_two_four(needs):
     assert had["c"] / had["a"] == pytest.approx(4, rel=0.05)
 
 
+@pytest.mark.parametrize("policy", ["fair", "fair:by=memory", "priority", "las", "rr"])
+def test_lanes_do_not_wait_for_one_another_while_jobs_in_them_take_turns(policy):
+    # Two lanes with two jobs each, which leave one another half of the GPU.
+    jobs = [
+        job(name, 100, needs=footprint(1, 5), iteration_s=iteration_s, utilization=0.5)
+        for name, iteration_s in zip("abcd", (0.02, 0.021, 0.022, 0.023), strict=True)
+    ]
+    outcome = simulate(policy, *jobs, quantum_s=0.02)
+    assert max(record.finished_s for record in outcome.records) < 205
+
+
 def test_fair_holds_across_lanes_of_different_sizes():
     jobs = [job("alone", 1000, needs=footprint(1, 3))]
     jobs += [job(name, 1000, needs=footprint(1, 8)) for name in ("b", "c", "d")]

@@ -28,6 +28,9 @@ GROWS = 1 / 300
 shares are off by no more than that part of the time, and less and less is lost by switching."""
 LONGEST_LEASE_S = 0.5
 """But no longer than this, unless the quantum is."""
+NEW_FOR_S = 1.0
+"""Leases of others are short for a newcomer's sake for this long, or where it is next. It may not be for hours, say
+because it is the least urgent."""
 ROUNDING_S = 1e-9
 
 
@@ -37,15 +40,21 @@ def start_competing(st: State, job: Job) -> None:
         st.policy.on_competing(job)
         lane = st.leases[_lane(job)]
         if job not in lane.ready and not job.holds:
-            lane.newcomers.add(job.job_id)
+            lane.newcomers[job.job_id] = st.now
         lane.ready.put(job, st.policy.lease_order(job))
 
 
 def stop_competing(st: State, job: Job) -> None:
     if job.lane is not None and job in st.leases[job.lane].ready:
         st.leases[job.lane].ready.discard(job)
-        st.leases[job.lane].newcomers.discard(job.job_id)
+        st.leases[job.lane].newcomers.pop(job.job_id, None)
         st.policy.on_resting(job)
+
+
+def join(st: State, lane: LaneLeases) -> None:
+    """A job comes to the lane. From now on it is shared anew."""
+    lane.joined_at = st.now
+    lane.had_s.clear()
 
 
 def end_lease(st: State, job: Job) -> None:
@@ -99,9 +108,10 @@ def serve(st: State, job: Job, ran_s: float, gpu_time_s: float, iterations: int)
     job.serve(ran_s, gpu_time_s, iterations)
     st.policy.on_served(job, gpu_time_s, iterations)
     if job.lane is not None:
-        ready = st.leases[job.lane].ready
-        if job in ready:
-            ready.put(job, st.policy.lease_order(job))
+        lane = st.leases[job.lane]
+        lane.had_s[job.job_id] = lane.had_s.get(job.job_id, 0.0) + ran_s
+        if job in lane.ready:
+            lane.ready.put(job, st.policy.lease_order(job))
 
 
 def first_of_each_lane(st: State) -> list[Entry]:
@@ -156,7 +166,7 @@ def settle(st: State) -> None:
 def hold(st: State, lane: LaneLeases, job: Job) -> None:
     lane.holder = job
     job.lease = Lease.HELD
-    lane.newcomers.discard(job.job_id)
+    lane.newcomers.pop(job.job_id, None)
     job.granted_at = job.ran_at = st.now
     st.running += 1
 
@@ -176,22 +186,39 @@ def _revoke(st: State, job: Job) -> None:
     st.emit(RevokeLease(job.job_id), job)
 
 
-def _lasts_s(st: State, lane: LaneLeases, holder: Job) -> float:
-    """How long its lease lasts at least while others wait for it.
+def _lasts_s(st: State, lane: LaneLeases, holder: Job, wanted: Job | None) -> float:
+    """How long its lease lasts at least, if this one is next. None: the lane is to stand idle, for others to get even.
 
     The first iteration after a pause is slower: the processor's caches have gone cold. So jobs that take turns take
     longer and longer ones, while nobody joins them. One that has only come, or was away, does not wait for all that: a
     person may be waiting for it.
     """
     quantum_s = st.config.quantum_s
-    if quantum_s == 0 or lane.newcomers:
+    if quantum_s == 0 or wanted is None or not _may_be_long(st):
         return quantum_s
-    return max(quantum_s, min((holder.granted_at - lane.joined_at) * GROWS, LONGEST_LEASE_S))
+    if wanted.job_id in lane.newcomers or any(st.now < at + NEW_FOR_S for at in lane.newcomers.values()):
+        return quantum_s
+    longest_s = min((holder.granted_at - lane.joined_at) * GROWS, LONGEST_LEASE_S)
+    return max(quantum_s, longest_s * _weight_in(lane, holder))
+
+
+def _may_be_long(st: State) -> bool:
+    """Not where a policy holds one lane back for another: while a lease lasts, whoever is next there gets no further,
+    and the other lanes would stand idle until it does."""
+    return len(st.leases) == 1 or st.policy.rotates is not Rotation.ACROSS_LANES
+
+
+def _weight_in(lane: LaneLeases, job: Job) -> float:
+    """1 for a job that gets as much of the lane as the others do, or more; for one that gets less, so much less.
+
+    What it has in one go, the others have to have in one go as well, each by its weight, before it runs again.
+    """
+    whole_s = sum(lane.had_s.values())
+    return min(1.0, lane.had_s.get(job.job_id, 0.0) * len(lane.had_s) / whole_s) if whole_s else 1.0
 
 
 def _revoke_in_time(st: State, lane: LaneLeases, holder: Job, wanted: Job | None) -> None:
-    # None: its lane is to stand idle, so that others get even with it.
-    over_at = holder.granted_at + (st.config.quantum_s if wanted is None else _lasts_s(st, lane, holder))
+    over_at = holder.granted_at + _lasts_s(st, lane, holder, wanted)
     if st.now + ROUNDING_S >= over_at or holder.job_id in st.vacating:
         _revoke(st, holder)
     else:
@@ -199,19 +226,18 @@ def _revoke_in_time(st: State, lane: LaneLeases, holder: Job, wanted: Job | None
 
 
 def _wake_for_rotation(st: State) -> None:
-    """Asks again when the first lease has lasted its quantum, and every quantum from then on.
+    """Asks again when the first lease has lasted, and every quantum from then on.
 
     Not much more often than a holder gets to a boundary: before that nothing could be done about the answer. And not
-    for a holder that is revoked already: it reports when it gets there. Where there is one lane, nothing can be done
-    either before its lease has lasted.
+    for a holder that is revoked already: it reports when it gets there.
     """
     shortest = max(st.config.quantum_s, SHORTEST_TICK_S)
     for lane in st.leases.values():
         if lane.holder is not None and lane.holder.lease is Lease.HELD:
             tick = max(shortest, min(lane.holder.iteration_s, LONGEST_TICK_S))
-            if len(st.leases) == 1:
-                tick = max(tick, _lasts_s(st, lane, lane.holder))
-            over_at = lane.holder.granted_at + tick
+            following = lane.ready.first_entry(besides={lane.holder.job_id})
+            lasts_s = _lasts_s(st, lane, lane.holder, following[2] if following is not None else None)
+            over_at = lane.holder.granted_at + max(tick, lasts_s)
             st.wake_at(over_at if st.now + ROUNDING_S < over_at else st.now + tick)
 
 

@@ -208,7 +208,7 @@ def _admit(st: State, job: Job, place: Place) -> None:
 
 def _enter_lane(st: State, job: Job, place: Place) -> None:
     job.lane = st.lanes.enter(place, job.job_id, job.footprint.ephemeral_bytes, job.spec.owner)
-    st.leases.setdefault(job.lane, LaneLeases()).joined_at = st.now
+    leases.join(st, st.leases.setdefault(job.lane, LaneLeases()))
     st.emit(AdmitJob(job.job_id, job.lane, job.footprint), job)
 
 
@@ -238,7 +238,7 @@ def restore(st: State, job: Job, was: JobReturned) -> None:
     # One that comes back after its lane was given to somebody else goes on in a lane of its own.
     lane_id = was.lane_id if lane is None or lane.holder is None or not was.holds else None
     job.lane = st.lanes.restore(lane_id, job.job_id, job.footprint.ephemeral_bytes, job.spec.owner)
-    st.leases.setdefault(job.lane, LaneLeases()).joined_at = st.now
+    leases.join(st, st.leases.setdefault(job.lane, LaneLeases()))
     st.enter_phase(job, Phase.RESIDENT)
     job.on_gpu_since = st.now
     st.on_gpu[job.job_id] = job

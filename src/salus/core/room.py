@@ -82,6 +82,7 @@ def leave_lane(st: State, job: Job, *, announce: bool) -> None:
         st.emit(LeaveLane(job.job_id, lane_id), job)
     job.lane = None
     st.lanes.leave(lane_id, job.job_id)
+    st.leases[lane_id].had_s.pop(job.job_id, None)
     if lane_id not in st.lanes.lanes:
         del st.leases[lane_id]
 

@@ -385,7 +385,7 @@ class Scheduler:
         for job in book.ready:
             _require(job.job_id in lane.needs, f"job {job.job_id} is ready in a lane it is not in", job)
         new = {job.job_id for job in book.ready if not job.holds}
-        _require(book.newcomers <= new, f"lane {lane.lane_id} has newcomers that are not ready, or run")
+        _require(book.newcomers.keys() <= new, f"lane {lane.lane_id} has newcomers that are not ready, or run")
 
 
 def _fixed_on_gpu(job: Job) -> int:

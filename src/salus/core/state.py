@@ -23,10 +23,12 @@ class LaneLeases:
     holder: Job | None = None
     heir: Job | None = None
     """To whom the lease was promised."""
-    newcomers: set[JobId] = field(default_factory=set)
-    """Those of the ready that have come, for the first time or after a pause, and have had no lease since."""
+    newcomers: dict[JobId, float] = field(default_factory=dict)
+    """Those of the ready that have come, for the first time or after a pause, and have had no lease since; and when."""
     joined_at: float = float("-inf")
     """When a job last came to the lane."""
+    had_s: dict[JobId, float] = field(default_factory=dict)
+    """How long each of its jobs has run since then."""
 
 
 class State:
