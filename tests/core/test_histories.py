@@ -6,6 +6,9 @@ After every event and every single action: the safety condition, one lease a lan
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -114,6 +117,29 @@ def test_every_history_is_safe_and_every_accepted_job_finishes(history, policy, 
     world.drain()
     refused = [action for action in world.log if isinstance(action, RefuseGrowth)]
     assert not refused, "nothing here is larger than the GPU, so nobody's memory may be refused"
+
+
+@pytest.mark.parametrize("seed", [7064, 1008400, 5001178])
+def test_no_two_jobs_displace_each_other_for_ever(seed):
+    """Found among 20,000: a newcomer was let in before a more urgent job, which had it leave again, and so on."""
+    rng = random.Random(seed)
+    history = [
+        (rng.choice(EVERYTHING), rng.randint(0, 40), (rng.randint(0, 12), rng.randint(0, 14), rng.randint(0, 2)))
+        for _ in range(rng.randint(50, 120))
+    ]
+    world = World(
+        policy=rng.choice(POLICIES),
+        capacity=CAPACITY,
+        quantum_s=rng.choice([0.0, 0.02, 0.02, 1.0]),
+        share_between_users=rng.random() < 0.7,
+        now=rng.choice([0.0, 1e6]),
+    )
+    play(world, history)
+    for _ in range(rng.choice([0, 40])):
+        world.now += 5
+        world.go_on(rng.choice([0.01, 0.3]))
+    play(world, [event for event in history if event[0] != "arrive"][:60])
+    world.drain()
 
 
 @settings(max_examples=200, deadline=None)

@@ -17,6 +17,8 @@ from salus.core.policies import SHIPPED, Policy, build
 from salus.core.scheduler import Scheduler
 
 GIB = 2**30
+MOST_ANSWERS = 1000
+"""To what was ordered at one moment. With a few dozen jobs, more is something that goes on for ever."""
 CLASSES = {policy.name: policy for policy in SHIPPED}
 
 
@@ -151,8 +153,11 @@ class World:
         return self.send(ev.PageOutFailed(event.job_id))
 
     def answer_all(self) -> None:
+        answered = 0
         while self.answers:
             self.answer()
+            answered += 1
+            assert answered < MOST_ANSWERS, f"the same is ordered over and over: {self.log[-12:]}"
 
     def fire_timer(self) -> list[act.Action]:
         """Goes on to when the scheduler asked to be woken. One that did not ask is not woken."""

@@ -112,15 +112,26 @@ def _next_in_line(st: State) -> list[Job]:
 
 
 def _who_can_compute_first(st: State, head: list[Job]) -> list[Job]:
-    """One more newcomer would have to load first, too. But what is urgent, or is being made room for, stays first."""
-    able = [job for job in head if job.ready and job.iterations_done]
+    """One more newcomer would have to load first, too. But what is urgent, or is being made room for, stays first.
 
-    def rank(job: Job) -> int:
-        if job.ready and job.iterations_done:
-            return 1
-        return 0 if job is st.room_for or any(st.policy.is_urgent(job, one) for one in able) else 2
+    Each of those who can compute goes ahead of such newcomers and of nobody else: two that both are let in before the
+    other would displace each other for ever.
+    """
+    order: list[Job] = []
+    for job in head:
+        at = len(order)
+        while at and _can_compute(job) and _steps_back(st, order[at - 1], job):
+            at -= 1
+        order.insert(at, job)
+    return order
 
-    return sorted(head, key=rank)
+
+def _can_compute(job: Job) -> bool:
+    return job.ready and job.iterations_done > 0
+
+
+def _steps_back(st: State, newcomer: Job, job: Job) -> bool:
+    return not (_can_compute(newcomer) or newcomer is st.room_for or st.policy.is_urgent(newcomer, job))
 
 
 def _somebody_will_run(st: State) -> bool:
