@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class Rotation(Enum):
-    """Whether a policy's answers change as jobs run, so that it has to be asked again every quantum."""
+    """Whether a policy's answers change as jobs run, so that it has to be asked again: every quantum, or when the lease
+    of the only lane has lasted."""
 
     NEVER = "never"
     IN_LANE = "in lane"
