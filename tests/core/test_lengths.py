@@ -18,11 +18,11 @@ SLACK_S = 3.1 * ITERATION_S
 """A lease ends at a boundary; and where two have had equally much, one goes on until that is looked at again."""
 
 
-def sharing(policy: str = "fair", names: str = "ab", quantum_s: float = QUANTUM_S, **specs: object) -> World:
-    """A world in which these jobs share the only lane. `specs` has, of each, one thing of theirs: weights=(1, 2)."""
+def sharing(policy: str = "fair", names: str = "ab", quantum_s: float = QUANTUM_S, **of_each: tuple[int, ...]) -> World:
+    """A world in which these jobs share the only lane. `of_each`: weight=(1, 2), say."""
     world = World(policy, quantum_s=quantum_s)
     for number, name in enumerate(names):
-        world.arrive(name, footprint(1, 10), **{what[:-1]: of_each[number] for what, of_each in specs.items()})  # type: ignore[index]
+        world.arrive(name, footprint(1, 10), **{what: values[number] for what, values in of_each.items()})
     assert len(world.sizes) == 1
     return world
 
@@ -135,7 +135,7 @@ def longest_wait_s(granted: list[tuple[float, str]], name: str) -> float:
 
 
 def test_who_has_little_weight_does_not_wait_for_long_to_be_made_up_for_one_long_lease():
-    world = sharing(weights=(1, 20))
+    world = sharing(weight=(1, 20))
     play(world, FULL_S)
     assert longest_wait_s(play(world, 30), "a") < 1.5
 
@@ -147,7 +147,7 @@ def test_who_has_short_iterations_does_not_either_where_those_are_counted():
 
 
 def test_one_that_will_not_run_for_long_makes_no_leases_short():
-    world = sharing("priority", names="abc", prioritys=(1, 1, 0))
+    world = sharing("priority", names="abc", priority=(1, 1, 0))
     play(world, FULL_S)
     granted = play(world, 10)
     assert {name for _, name in granted} == {"a", "b"} and min(lengths(granted)) >= 0.9 * LONGEST_LEASE_S

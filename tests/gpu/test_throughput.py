@@ -13,11 +13,8 @@ def a_run(blocks: list[str], slower_at_once: float = 1.0) -> list[list[float]]:
     """Three jobs that take turns of `LEASE` iterations in blocks at once, and pay for each switch."""
     now, ended = 0.0, [[] for _ in range(3)]
     for how in blocks:
-        turns = [LEASE] * (TURN // LEASE) if how == AT_ONCE else [TURN]
-        order = [(job, turn) for turn in turns for job in range(3)]
-        if how == ALONE:
-            order = [(job, TURN) for job in range(3)]
-        for job, turn in order:
+        turn = LEASE if how == AT_ONCE else TURN
+        for job in [*range(3)] * (TURN // turn):
             now += SWITCH_S
             for _ in range(turn):
                 now += ITERATION_S * (slower_at_once if how == AT_ONCE else 1.0)

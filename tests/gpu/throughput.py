@@ -41,7 +41,6 @@ ALONE, AT_ONCE = "alone", "at once"
 
 
 class Lease(NamedTuple):
-    iterations: int
     seconds: float
     """From the end of the last iteration before it, whoever's that was, to the end of its own last one."""
     switch_s: float | None
@@ -133,7 +132,7 @@ def leases_of(parts: list[list[float]]) -> list[Lease]:
         took_s = [after - at for at, after in pairwise([before[-1], *run])]
         ends_s = [*took_s[:WARMS_UP], *took_s[-WINDS_UP:]]
         middle_s = statistics.median(took_s[WARMS_UP:-WINDS_UP]) if len(run) >= FEWEST else None
-        found.append(Lease(len(run), sum(took_s), None if middle_s is None else sum(ends_s) - len(ends_s) * middle_s))
+        found.append(Lease(sum(took_s), None if middle_s is None else sum(ends_s) - len(ends_s) * middle_s))
     return found
 
 
