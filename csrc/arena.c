@@ -4,132 +4,14 @@
 
 struct arena arena = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Slots: fine where small jobs live, coarse where a large lane would have too many of them. */
-static const struct {
-    unsigned count;
-    uint64_t size;
-} regions[] = {{64, GRANULE}, {48, 4 * GRANULE}, {112, 16 * GRANULE}, {1u << 20, 64 * GRANULE}};
-
 int seen(int status) {
     if (status)
         arena.error = arena.device->last_error();
     return status;
 }
 
-uint64_t rounded(uint64_t size) {
+static uint64_t rounded(uint64_t size) {
     return (size + GRANULE - 1) / GRANULE * GRANULE;
-}
-
-/* Slots. */
-
-uint64_t salus_slot_offset(unsigned slot) {
-    uint64_t offset = 0;
-    for (size_t r = 0;; r++) {
-        if (slot < regions[r].count)
-            return offset + slot * regions[r].size;
-        slot -= regions[r].count;
-        offset += regions[r].count * regions[r].size;
-    }
-}
-
-uint64_t salus_slot_size(unsigned slot) {
-    for (size_t r = 0;; r++) {
-        if (slot < regions[r].count)
-            return regions[r].size;
-        slot -= regions[r].count;
-    }
-}
-
-unsigned salus_slot_at(uint64_t offset) {
-    unsigned slot = 0;
-    for (size_t r = 0;; r++) {
-        uint64_t length = regions[r].count * regions[r].size;
-        if (offset < length)
-            return slot + (unsigned)(offset / regions[r].size);
-        slot += regions[r].count;
-        offset -= length;
-    }
-}
-
-uint64_t slot_end(unsigned slot) {
-    return salus_slot_offset(slot) + salus_slot_size(slot);
-}
-
-/* Segments. */
-
-static size_t after(const struct segments *list, uint64_t offset) {
-    size_t low = 0, high = list->count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (list->all[middle].offset < offset)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* Where the gap before the i-th one begins. */
-static uint64_t gap_before(const struct segments *list, size_t i) {
-    return i ? list->all[i - 1].offset + list->all[i - 1].size : 0;
-}
-
-struct segment *insert(struct segments *list, uint64_t offset, uint64_t size) {
-    size_t at = after(list, offset);
-    if (list->count == list->room) {
-        size_t room = list->room ? 2 * list->room : 64;
-        struct segment *all = realloc(list->all, room * sizeof *all);
-        if (!all)
-            return NULL;
-        list->all = all;
-        list->room = room;
-    }
-    memmove(list->all + at + 1, list->all + at, (list->count - at) * sizeof *list->all);
-    list->count++;
-    list->all[at] = (struct segment){.offset = offset, .size = size};
-    return &list->all[at];
-}
-
-struct segment *at_offset(const struct segments *list, uint64_t offset) {
-    size_t at = after(list, offset);
-    return at < list->count && list->all[at].offset == offset ? &list->all[at] : NULL;
-}
-
-int take_out(struct segments *list, uint64_t offset, struct segment *found) {
-    struct segment *there = at_offset(list, offset);
-    uint64_t gap;
-    if (!there)
-        return -1;
-    *found = *there;
-    memmove(there, there + 1, (size_t)(list->all + list->count - there - 1) * sizeof *there);
-    list->count--;
-    gap = gap_before(list, (size_t)(there - list->all));
-    if (gap < list->before)
-        list->before = gap;
-    return 0;
-}
-
-/* The first gap that is large enough. In the lane, what fills a slot or more begins at one: less is promoted with it.
- *
- * It is not looked for where one of this size, or of a smaller one, was looked for in vain and nothing was freed since.
- */
-int find_gap(struct segments *list, uint64_t size, int by_slots, uint64_t *offset) {
-    size_t first = size < list->too_small ? 0 : after(list, list->before);
-    list->too_small = size;
-    for (size_t i = first; i <= list->count; i++) {
-        uint64_t at = list->before = gap_before(list, i);
-        uint64_t end = i < list->count ? list->all[i].offset : arena.reserved;
-        if (by_slots && at < end) {
-            unsigned slot = salus_slot_at(at);
-            if (size >= salus_slot_size(slot) && salus_slot_offset(slot) != at)
-                at = slot_end(slot);
-        }
-        if (at + size <= end) {
-            *offset = at;
-            return 0;
-        }
-    }
-    return -1;
 }
 
 uint64_t lane_bytes(void) {
@@ -160,7 +42,7 @@ void let_go(uint64_t handle) {
     }
 }
 
-static void let_go_again(void) {
+void let_go_again(void) {
     size_t count = arena.unreleased_count;
     arena.unreleased_count = 0;
     for (size_t i = 0; i < count; i++)
@@ -212,7 +94,7 @@ static void forget_backing(unsigned slot) {
 }
 
 /* A slot whose memory could not be given back stays as it is: better too much than something in use. */
-static int unback(unsigned slot) {
+int unback(unsigned slot) {
     if (arena.slots[slot].state == EMPTY)
         return 0;
     if (CALL(unmap, arena.lane_base + salus_slot_offset(slot), salus_slot_size(slot)))
@@ -232,8 +114,22 @@ static int back_with_new(unsigned slot) {
     return 0;
 }
 
+int back_segments(void) {
+    if (!arena.holes)
+        return 0;
+    for (size_t i = 0; i < arena.lane.count; i++) {
+        const struct segment *segment = &arena.lane.all[i];
+        unsigned last = salus_slot_at(segment->offset + segment->size - 1);
+        for (unsigned slot = salus_slot_at(segment->offset); slot <= last; slot++)
+            if (arena.slots[slot].state == EMPTY && back_with_new(slot))
+                return -1;
+    }
+    arena.holes = 0;
+    return 0;
+}
+
 /* What backs the slot is not ours any more. If it cannot be unmapped now, that is tried again before anything runs. */
-void give_up(unsigned slot) {
+static void give_up(unsigned slot) {
     if (slot < arena.slot_count && arena.slots[slot].state == SAVED && arena.slots[slot].parked) {
         arena.slots[slot].parked = 0;
         let_go(arena.slots[slot].handle);
@@ -592,235 +488,7 @@ const uint64_t *salus_arena_lane_changes(void) {
     return &arena.lane_changes;
 }
 
-/* Around a lease. */
-
-int back_segments(void) {
-    if (!arena.holes)
-        return 0;
-    for (size_t i = 0; i < arena.lane.count; i++) {
-        const struct segment *segment = &arena.lane.all[i];
-        unsigned last = salus_slot_at(segment->offset + segment->size - 1);
-        for (unsigned slot = salus_slot_at(segment->offset); slot <= last; slot++)
-            if (arena.slots[slot].state == EMPTY && back_with_new(slot))
-                return -1;
-    }
-    arena.holes = 0;
-    return 0;
-}
-
-int salus_arena_resume(int poison) {
-    int status = 0;
-    ENTER;
-    arena.left = 0;
-    if (arena.device) {
-        let_go_again();
-        listen_all();
-        leave_now();
-        status = arena.received < arena.page[SERVICE_PACKETS] ? -1 : clear_stale();
-        /* A page-out that the service did not wait for. */
-        if (!status && arena.away)
-            status = page_in_all();
-        if (!status)
-            status = back_segments();
-        for (unsigned slot = 0; slot < arena.top && !status && poison; slot++)
-            if (arena.slots[slot].state == SHARED)
-                status = CALL(fill, arena.lane_base + salus_slot_offset(slot), salus_slot_size(slot), 0xFFFFFFFFu);
-        flush();
-        tell_page();
-    }
-    LEAVE;
-    return status;
-}
-
-static void own(unsigned slot) {
-    if (arena.slots[slot].made)
-        arena.made_bytes -= salus_slot_size(slot);
-    arena.slots[slot] =
-        (struct slot){.handle = arena.slots[slot].handle, .state = PRIVATE, .home = arena.slots[slot].home};
-    arena.private_bytes += salus_slot_size(slot);
-    arena.promoted_bytes += salus_slot_size(slot);
-}
-
-/* Whether a slot holds live data. `next` is the first of the ranges that may lie in it, and goes with the slots. */
-static int is_live(unsigned slot, const uint64_t *ranges, size_t count, size_t *next) {
-    uint64_t begin = arena.lane_base + salus_slot_offset(slot), end = begin + salus_slot_size(slot);
-    while (*next < count && ranges[2 * *next] + ranges[2 * *next + 1] <= begin)
-        ++*next;
-    return *next < count && ranges[2 * *next] < end;
-}
-
-/* What there is of the lane at a boundary, in bytes. */
-struct occupancy {
-    uint64_t live;      /* in the lane: to be promoted */
-    uint64_t unheard;   /* in the lane, and the service does not know of it */
-    uint64_t empty;     /* of what was promoted */
-    uint64_t to_return; /* of that, what `settle` will give back */
-};
-
-/* Counts for how many boundaries what was promoted has been empty. */
-static struct occupancy look_at_lane(const uint64_t *ranges, size_t count) {
-    unsigned least = now_ns() < arena.short_until ? 1 : RETURN_AFTER;
-    struct occupancy sum = {0};
-    size_t next = 0;
-    for (unsigned slot = 0; slot < arena.top; slot++) {
-        struct slot *found = &arena.slots[slot];
-        int live = is_live(slot, ranges, count, &next);
-        if (found->state == SHARED && live)
-            sum.live += salus_slot_size(slot);
-        else if (found->state == SHARED && !found->published)
-            sum.unheard += salus_slot_size(slot);
-        if (found->state != PRIVATE)
-            continue;
-        found->empty_for = live ? 0 : found->empty_for + 1;
-        if (!live)
-            sum.empty += salus_slot_size(slot);
-        if (found->empty_for < least)
-            continue;
-        found->empty_for = RETURN_AFTER;
-        sum.to_return += salus_slot_size(slot);
-    }
-    return sum;
-}
-
-/* Makes private what backs the ranges. The device may still be at work. -1: the lane cannot be left; 1: `settle` has to. */
-static int promote(const uint64_t *ranges, size_t count) {
-    int status = 0, fd;
-    size_t next = 0;
-    struct occupancy lane = {0};
-    ENTER;
-    arena.impatient = 1;
-    /* Suspended in mid-iteration, by a service that was killed then: there is no boundary before it has been resumed. */
-    if (arena.device && arena.suspended)
-        status = -1;
-    else if (arena.device)
-        lane = look_at_lane(ranges, count);
-    /* All that it needs at once: where memory is short, room is made for each time that it asks. What is given back in a
-     * moment makes room. */
-    if (lane.live && want(arena.private_bytes - lane.to_return + lane.live, 0))
-        status = -1;
-    for (unsigned slot = 0; status >= 0 && (lane.live || lane.unheard) && slot < arena.top; slot++) {
-        struct slot *found = &arena.slots[slot];
-        int live = is_live(slot, ranges, count, &next);
-        if (found->state == SHARED && live) {
-            /* Without room of its own the lane cannot be left. */
-            if (want(arena.private_bytes - lane.to_return + salus_slot_size(slot), 0)) {
-                status = -1;
-                break;
-            }
-            if (found->state != SHARED) {
-                slot--; /* it was suspended while it waited; look again */
-                continue;
-            }
-            if (found->published)
-                say(TAKE, slot, 0, 0, -1);
-            own(slot);
-        } else if (found->state == SHARED && !found->published) {
-            if (CALL(export_fd, found->handle, &fd)) {
-                /* Nobody else can have it. It stays ours, and others make their own. */
-                own(slot);
-                continue;
-            }
-            found->published = 1;
-            say(PUBLISH, slot, 0, 0, fd);
-        }
-    }
-    if (status >= 0 && arena.private_bytes - lane.empty > arena.live_most)
-        arena.live_most = arena.private_bytes - lane.empty;
-    if (status >= 0 && lane.to_return)
-        status = 1;
-    flush();
-    if (arena.device)
-        tell_page();
-    /* What was not heard did not happen: the service would hand on what is ours now. */
-    if (arena.lost)
-        status = -1;
-    arena.impatient = 0;
-    LEAVE;
-    return status;
-}
-
-/* Gives back what was private and has been empty at so many boundaries. */
-void drop_empty(unsigned least) {
-    uint64_t least_needed;
-    for (unsigned slot = 0; slot < arena.top; slot++) {
-        uint64_t size = salus_slot_size(slot);
-        if (arena.slots[slot].state != PRIVATE || arena.slots[slot].empty_for < least || unback(slot))
-            continue;
-        say(DROP, slot, 0, 0, -1);
-        /* From here on it would be given back before others take its place. */
-        least_needed = arena.live_most > arena.private_bytes ? arena.live_most : arena.private_bytes;
-        if (arena.needed > least_needed)
-            arena.needed = arena.needed - least_needed > size ? arena.needed - size : least_needed;
-    }
-}
-
-/* Once the device is idle. */
-static void settle(void) {
-    ENTER;
-    if (arena.device)
-        drop_empty(RETURN_AFTER);
-    flush();
-    if (arena.device)
-        tell_page();
-    LEAVE;
-}
-
-/* Clears what the job leaves in the lane, if the service says so. */
-static int scrub(void) {
-    int status = 0;
-    ENTER;
-    for (unsigned slot = 0; arena.device && arena.page[SCRUB] && slot < arena.top && !status; slot++)
-        if (arena.slots[slot].state == SHARED)
-            status = CALL(fill, arena.lane_base + salus_slot_offset(slot), salus_slot_size(slot), 0) ? -1 : 0;
-    LEAVE;
-    return status;
-}
-
-static int has_to_scrub(void) {
-    int has_to;
-    pthread_mutex_lock(&arena.lock);
-    has_to = arena.device && arena.page[SCRUB];
-    pthread_mutex_unlock(&arena.lock);
-    return has_to;
-}
-
-int salus_arena_leave(const uint64_t *ranges, size_t count, volatile uint64_t *word, uint64_t ticket, int wants_more,
-                      uint64_t *when) {
-    int status = promote(ranges, count);
-    when[0] = now_ns();
-    if (status < 0)
-        return -1;
-    if (salus_arena_wait())
-        return -2;
-    when[1] = now_ns();
-    /* First what can fail: a lane that is not left has to be whole. */
-    if (has_to_scrub() && scrub())
-        return -1;
-    if (status == 1)
-        settle();
-    pthread_mutex_lock(&arena.lock);
-    arena.left = 1;
-    pthread_mutex_unlock(&arena.lock);
-    when[2] = now_ns();
-    status = ticket ? salus_arena_pass(word, ticket, wants_more) : 0;
-    when[3] = now_ns();
-    return status;
-}
-
-/* Touches nothing of the device, and is on the way from one job to the next: it does not enter it. */
-int salus_arena_pass(volatile uint64_t *word, uint64_t ticket, int wants_more) {
-    int passed;
-    pthread_mutex_lock(&arena.lock);
-    passed = arena.device && !arena.lost && !arena.moving && !arena.suspended && !arena.out_count &&
-             arena.page[PASS] == ticket && arena.page[PASS_SENT] == arena.sent && !arena.page[WAITING_FOR_MEMORY];
-    if (passed) {
-        arena.page[PASSED] = 2 * ticket + (wants_more != 0);
-        /* In this order: whoever sees the other job run can see here why. */
-        __atomic_store_n(word, 2 * ticket + 1, __ATOMIC_RELEASE);
-    }
-    pthread_mutex_unlock(&arena.lock);
-    return passed;
-}
+/* Without the service, and with it again. */
 
 int come_back_alone(void) {
     int status;

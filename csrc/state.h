@@ -1,7 +1,9 @@
 /* What the parts of the arena share: its state, and the functions of one part that others call. The lock is held in all
  * of them.
  *
- * arena.c    segments, slots and what backs them; the way in and out
+ * arena.c    what backs slots; the way in and out, and allocations
+ * segments.c where slots are, and lists of segments
+ * boundary.c around a lease
  * channel.c  packets to and from the service; the wait for memory
  * paging.c   to the host and back
  * homes.c    the host memory for that
@@ -113,24 +115,26 @@ extern struct arena arena;
 
 
 int seen(int status);
-uint64_t rounded(uint64_t size);
-uint64_t slot_end(unsigned slot);
 uint64_t lane_bytes(void);
 void tell_page(void);
-struct segment *insert(struct segments *list, uint64_t offset, uint64_t size);
-struct segment *at_offset(const struct segments *list, uint64_t offset);
-int take_out(struct segments *list, uint64_t offset, struct segment *found);
-int find_gap(struct segments *list, uint64_t size, int by_slots, uint64_t *offset);
 void let_go(uint64_t handle);
+void let_go_again(void);
 int map_and_allow(uint64_t address, uint64_t size, uint64_t handle);
-void give_up(unsigned slot);
+int unback(unsigned slot);
 void give_up_all(void);
 void leave_now(void);
 int clear_stale(void);
 int come_back_alone(void);
 int back_segments(void);
-void drop_empty(unsigned least);
 void obey(const struct record *record, int fd);
+
+uint64_t slot_end(unsigned slot);
+struct segment *insert(struct segments *list, uint64_t offset, uint64_t size);
+struct segment *at_offset(const struct segments *list, uint64_t offset);
+int take_out(struct segments *list, uint64_t offset, struct segment *found);
+int find_gap(struct segments *list, uint64_t size, int by_slots, uint64_t *offset);
+
+void drop_empty(unsigned least);
 
 void go_lost(void);
 void say(uint32_t kind, unsigned slot, uint64_t a, uint64_t b, int fd);
