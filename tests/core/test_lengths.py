@@ -125,7 +125,7 @@ def test_with_iterations_of_different_lengths_leases_are_not_much_longer(policy)
     world = sharing(policy)
     play(world, FULL_S, a=0.024, b=0.031)
     found = lengths(play(world, 20, a=0.024, b=0.031))
-    assert max(found) <= LONGEST_LEASE_S + 0.1 and min(found) >= LONGEST_LEASE_S - 0.1
+    assert max(found) <= 1.2 * LONGEST_LEASE_S and min(found) >= 0.8 * LONGEST_LEASE_S
 
 
 def longest_wait_s(granted: list[tuple[float, str]], name: str) -> float:
@@ -137,13 +137,13 @@ def longest_wait_s(granted: list[tuple[float, str]], name: str) -> float:
 def test_who_has_little_weight_does_not_wait_for_long_to_be_made_up_for_one_long_lease():
     world = sharing(weight=(1, 20))
     play(world, FULL_S)
-    assert longest_wait_s(play(world, 30), "a") < 1.5
+    assert longest_wait_s(play(world, 30), "a") < 3 * LONGEST_LEASE_S
 
 
 def test_who_has_short_iterations_does_not_either_where_those_are_counted():
     world = sharing("rr")
     play(world, FULL_S, b=0.2)
-    assert longest_wait_s(play(world, 30, b=0.2), "a") < 1.5
+    assert longest_wait_s(play(world, 30, b=0.2), "a") < 3 * LONGEST_LEASE_S
 
 
 def test_one_that_will_not_run_for_long_makes_no_leases_short():
@@ -168,9 +168,9 @@ def test_a_quantum_of_zero_switches_at_every_boundary_for_ever():
 
 
 def test_a_longer_quantum_is_longer_still():
-    world = sharing(quantum_s=1.0)
-    play(world, 300)
-    assert min(lengths(play(world, 10))) >= 1.0
+    world = sharing(quantum_s=2 * LONGEST_LEASE_S)
+    play(world, FULL_S)
+    assert min(lengths(play(world, 20))) >= 2 * LONGEST_LEASE_S
 
 
 def test_nobody_is_asked_in_the_middle_of_a_long_lease_of_the_only_lane():

@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--phases", default="alone,together,memory,throughput,arena")
     parser.add_argument("--kinds", default=",".join(ALL))
     parser.add_argument("--policies", default="fair:patience=0.5 srtf", help="for paging")
-    parser.add_argument("--keep", type=Path, help="a folder for the journals of paging")
+    parser.add_argument("--keep", type=Path, help="a folder for journals of paging, and for what throughput was told")
     parser.add_argument("--iterations", type=int, default=100)
     options = parser.parse_args()
     kinds, phases = options.kinds.split(","), options.phases.split(",")
@@ -245,8 +245,8 @@ def main() -> None:
         for name, row in result["memory"].items():
             print(name, row, flush=True)
     if "throughput" in phases:
-        result["throughput"] = throughput.measure()
-        print("throughput", {key: value for key, value in result["throughput"].items() if key != "ended_s"}, flush=True)
+        result["throughput"] = throughput.measure(options.keep)
+        print("throughput", result["throughput"], flush=True)
     if "paging" in phases:
         result["paging"] = pressure.paging(options.iterations, options.policies.split(" "), options.keep)
     if "shares" in phases:

@@ -1,18 +1,20 @@
 """Ordinary training scripts on a GPU, of every kind that people write; none knows of Salus.
 
-    python train.py KIND ITERATIONS [--block N] [--go FILE]
+    python train.py KIND ITERATIONS [--go FILE] [--gate FILE --seat N]
 
-Prints one line of JSON: all losses, exactly, the seconds of each iteration, and when the first one began. With --block
-it says "block" before every block of iterations and waits for a line of input; with --go it waits for a file.
+Prints one line of JSON: all losses, exactly, the seconds of each iteration, and when the first one began. With --go it
+waits for a file; with --gate it looks at a byte of a file before each iteration: rest (0), go on (1), or end (2); and
+it tells how long the processor takes for the same little work after each.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import mmap
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -23,33 +25,42 @@ from torch import nn
 from torch.nn import functional as F
 
 DEVICE = "cuda"
+RUN, END = 1, 2
+"""What may stand in a gate."""
 Step = Callable[[], torch.Tensor]
+
+
+class Ended(Exception):
+    """The gate says so."""
 
 
 def images(batch: int, size: int = 224) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(batch, 3, size, size, device=DEVICE), torch.randint(1000, (batch,), device=DEVICE)
 
 
-def classifier(model: nn.Module, batch: int, size: int = 224) -> Step:
-    """zero_grad at the beginning, as most tutorials have it."""
+def classifier(model: nn.Module, batch: int, size: int = 224, *, zero_last: bool = False) -> Step:
+    """zero_grad at the beginning, as most tutorials have it, or at the end: then one that rests has no gradients."""
     model.to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     x, y = images(batch, size)
 
     def step() -> torch.Tensor:
-        optimizer.zero_grad()
+        if not zero_last:
+            optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
+        if zero_last:
+            optimizer.zero_grad()
         return loss.detach()
 
     return step
 
 
-def resnet50() -> Step:
+def resnet50(*, zero_last: bool = False) -> Step:
     import torchvision
 
-    return classifier(torchvision.models.resnet50(), 32)
+    return classifier(torchvision.models.resnet50(), 32, zero_last=zero_last)
 
 
 def vit() -> Step:
@@ -316,6 +327,7 @@ def too_large() -> Step:
 
 KINDS: dict[str, Callable[[], Step]] = {
     "resnet50": resnet50,
+    "resnet50-zero-last": lambda: resnet50(zero_last=True),
     "vit": vit,
     "gpt2": gpt2,
     "fp16": fp16,
@@ -419,12 +431,21 @@ def run(
         report(step())
 
 
+def little_work() -> None:
+    """A quarter of a millisecond of what Python does all the time."""
+    names = {str(number): number for number in range(600)}
+    for name in names:
+        names[name] += len(name)
+    sorted(names.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=ALL)
     parser.add_argument("iterations", type=int)
-    parser.add_argument("--block", type=int)
     parser.add_argument("--go")
+    parser.add_argument("--gate", type=argparse.FileType("r+b"))
+    parser.add_argument("--seat", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     # Whatever a library prints must not be in the way of what we say.
@@ -433,20 +454,25 @@ def main() -> None:
     losses: list[torch.Tensor] = []
     began: list[float] = []
     ended: list[float] = []
+    gate = mmap.mmap(options.gate.fileno(), 0) if options.gate else None
+    processor: list[float] = []
 
     def on_batch() -> None:
         index = len(began)
         if index:
             ended.append(time.perf_counter())
+            if gate is not None:
+                little_work()
+                processor.append(time.perf_counter() - ended[-1])
         if index == 0 and options.go:
             torch.cuda.synchronize()
             print("ready", file=out, flush=True)
             while not os.path.exists(options.go):
                 time.sleep(0.01)
-        if options.block and index % options.block == 0:
-            torch.cuda.synchronize()
-            print("block", file=out, flush=True)
-            sys.stdin.readline()
+        while gate is not None and gate[options.seat] != RUN:
+            if gate[options.seat] == END:
+                raise Ended
+            time.sleep(0.001)
         began.append(time.perf_counter())
 
     def report(loss: torch.Tensor) -> None:
@@ -456,13 +482,18 @@ def main() -> None:
         for this, following in zip(began, [*began[1:], time.perf_counter()], strict=True):
             yield following - this
 
-    run(options.kind, options.iterations, on_batch, report, options.seed)
+    with contextlib.suppress(Ended):
+        run(options.kind, options.iterations, on_batch, report, options.seed)
     torch.cuda.synchronize()
     seconds = list(times())
     values = [loss.double().flatten().tolist() for loss in losses]
     peak = torch.cuda.max_memory_allocated()
-    ended.append(began[0] + sum(seconds))
-    told = {"losses": values, "seconds": seconds, "began_s": began[0], "ended_s": ended, "peak_bytes": peak}
+    if len(ended) < len(began):
+        ended.append(began[0] + sum(seconds))
+    told = {
+        "losses": values, "seconds": seconds, "began_s": began[0], "ended_s": ended, "processor_s": processor,
+        "peak_bytes": peak,
+    }  # fmt: skip
     print(json.dumps(told), file=out, flush=True)
 
 

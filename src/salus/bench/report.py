@@ -168,10 +168,10 @@ def _lane(found: dict[str, Any]) -> list[Verdict]:
 
 
 def _throughput(found: dict[str, Any]) -> list[Verdict]:
-    """What the three get done, to one alone: block by block, and by what each lease loses at its ends."""
+    """What the three get done, to one alone: turn by turn, and by what each lease loses at its ends."""
     told = found["throughput"]
     rows: list[Verdict] = []
-    for how in ("by blocks", "by leases"):
+    for how in ("by turns", "at equal speed", "by leases"):
         key = how.replace(" ", "_")
         value = f"{told[key]:.3f} ± {told[f'{key}_error']:.3f}"
         rows.append((f"three in one lane to one alone, {how}", value, "at least 0.99", told[key] >= 0.99))

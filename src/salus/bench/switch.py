@@ -185,18 +185,21 @@ def throughput(say: Say, rounds: int, blocks: int, block: int) -> dict[str, Any]
 
 def trimmed_mean(values: list[float]) -> float:
     """Without the tenth at either end: nearly as precise as the mean, and not moved by what happens now and then."""
-    return statistics.mean(_trimmed(values))
+    cut = len(values) // 10
+    return statistics.mean(sorted(values)[cut : len(values) - cut])
 
 
 def standard_error(values: list[float]) -> float:
-    """Of the trimmed mean: how far from the truth it is to be expected."""
-    kept = _trimmed(values)
-    return statistics.stdev(kept) / len(kept) ** 0.5 if len(kept) > 1 else float("inf")
+    """Of the trimmed mean: how far from the truth it is to be expected.
 
-
-def _trimmed(values: list[float]) -> list[float]:
+    What is cut off scatters too: it counts as if it were as far out as the last that is kept.
+    """
+    if len(values) < 2:
+        return float("inf")
     cut = len(values) // 10
-    return sorted(values)[cut : len(values) - cut]
+    kept = sorted(values)[cut : len(values) - cut]
+    pulled_in = [kept[0]] * cut + kept + [kept[-1]] * cut
+    return statistics.stdev(pulled_in) / len(values) ** 0.5 * len(values) / len(kept)
 
 
 def in_turn(sides: list[str], turn: int) -> list[str]:

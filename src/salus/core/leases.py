@@ -26,7 +26,7 @@ LONGEST_TICK_S = 0.1
 GROWS = 1 / 300
 """Of the time for which the jobs of a lane have shared it, a lease between them lasts this part. So at any moment their
 shares are off by no more than that part of the time, and less and less is lost by switching."""
-LONGEST_LEASE_S = 0.5
+LONGEST_LEASE_S = 1.0
 """But no longer than this, unless the quantum is."""
 NEW_FOR_S = 1.0
 """Leases of others are short for a newcomer's sake for this long, or where it is next. It may not be for hours, say
