@@ -103,9 +103,28 @@ int unback(unsigned slot) {
     return 0;
 }
 
+static int create(uint64_t size, uint64_t *handle) {
+    if (arena.scarce && arena.scarce--) {
+        arena.error = arena.device->no_memory;
+        return -1;
+    }
+    return CALL(create, size, handle);
+}
+
+/* What the quota allows may not be there for a moment: others outside of Salus took it, or the driver did, for a library
+ * that a job loaded. The service sees that before long and makes room. An error would be this job's end. */
+static int make_chunk(uint64_t size, uint64_t *handle) {
+    uint64_t since = now_ns();
+    int status;
+    while ((status = create(size, handle)) && arena.error == arena.device->no_memory && !arena.lost &&
+           now_ns() - since < SCARCE_NS)
+        usleep(RETRY_US);
+    return status;
+}
+
 static int back_with_new(unsigned slot) {
     uint64_t handle;
-    if (CALL(create, salus_slot_size(slot), &handle))
+    if (make_chunk(salus_slot_size(slot), &handle))
         return -1;
     if (back(slot, handle, 1)) {
         let_go(handle);
@@ -336,7 +355,7 @@ static void *private_alloc(uint64_t size) {
     if (want(arena.private_bytes + size, 0) || find_gap(&arena.private, size, 0, &offset))
         return NULL;
     address = arena.private_base + offset;
-    if (CALL(create, size, &handle))
+    if (make_chunk(size, &handle))
         return NULL;
     if (map_and_allow(address, size, handle)) {
         let_go(handle);
@@ -600,4 +619,8 @@ void salus_arena_fail_at(long call) {
 
 long salus_arena_calls(void) {
     return arena.calls;
+}
+
+void salus_arena_scarce(long chunks) {
+    arena.scarce = chunks;
 }

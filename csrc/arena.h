@@ -135,6 +135,8 @@ EXPORTED const uint64_t *salus_steps_turns(void);
 /* For tests. */
 EXPORTED void salus_arena_fail_at(long call);
 EXPORTED long salus_arena_calls(void);
+/* The device does not have the next so many chunks that are asked for. */
+EXPORTED void salus_arena_scarce(long chunks);
 EXPORTED uint64_t salus_slot_offset(unsigned slot);
 EXPORTED uint64_t salus_slot_size(unsigned slot);
 EXPORTED unsigned salus_slot_at(uint64_t offset);

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #define SEND_PATIENCE 2000
-#define RETRY_US 20000
 
 void go_lost(void) {
     arena.lost = 1;

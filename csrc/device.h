@@ -35,8 +35,9 @@ struct device {
     /* Sees to it that the calling thread can make the calls above; `leave` undoes it. */
     int (*enter)(void);
     void (*leave)(int entered);
-    /* The number of the last error of the driver itself, for messages. */
+    /* The number of the last error of the driver itself, for messages; and the one that says that there is no memory. */
     int (*last_error)(void);
+    int no_memory;
 };
 
 extern const struct device host_device;

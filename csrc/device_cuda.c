@@ -223,4 +223,5 @@ const struct device cuda_device = {
     .enter = cuda_enter,
     .leave = cuda_leave,
     .last_error = cuda_last_error,
+    .no_memory = 2,
 };

@@ -139,4 +139,5 @@ const struct device host_device = {
     .enter = host_enter,
     .leave = host_leave,
     .last_error = host_last_error,
+    .no_memory = ENOMEM,
 };

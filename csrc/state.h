@@ -22,6 +22,8 @@
 #include <string.h>
 
 #define RETURN_AFTER 3 /* boundaries at which a promoted slot was found empty before the lane's chunk comes back */
+#define RETRY_US 20000
+#define SCARCE_NS 10000000000u /* for so long a chunk is waited for that the device does not have */
 #define SHORT_NS 10000000000u /* for so long after the service spoke of paging, it comes back at the first one */
 
 enum state {
@@ -96,6 +98,7 @@ struct arena {
     uint64_t *unreleased; /* handles that the driver would not take back; it is asked again */
     size_t unreleased_count;
     long calls, fail_at;
+    long scarce; /* so many chunks the device does not have, for tests */
     int error;
     /* Paging. */
     int moving;             /* PAGE_OUT or PAGE_IN was ordered and is not done; 0: neither */

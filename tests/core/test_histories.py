@@ -24,7 +24,7 @@ POLICIES = [*sorted(CLASSES), "fair:by=memory", "srtf:fill=off"]
 # Long histories of many jobs: the interesting states need several jobs that get in each other's way.
 EVERYTHING = (
     "arrive arrive arrive arrive ready ready idle run run run run run yields yields answer answer answer fails stuck "
-    "timer wait leave want want measure utilize policy"
+    "timer wait leave want want measure utilize policy door door"
 ).split()
 WITHIN_FOOTPRINTS = [what for what in EVERYTHING if what not in ("want", "measure")]
 NEEDS = st.tuples(st.integers(0, 12), st.integers(0, 14), st.integers(0, 2))
@@ -83,6 +83,8 @@ def play(world: World, history: History) -> None:
             world.leave(job_id)
         elif what == "ready":
             world.send(ev.JobReady(job_id))
+        elif what == "door":
+            world.ask_for_context(job_id, wanted=which % 4 != 0)
         elif what == "utilize":
             world.send(ev.UtilizationMeasured(job_id, (which % 11) / 10))
         elif what == "idle" and not world.places[job_id].stalled:

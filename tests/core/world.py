@@ -36,6 +36,8 @@ class Place:
     """What the GPU knows of a job."""
 
     footprint: Footprint
+    context_bytes: int = 0
+    """Made before it has memory."""
     on_gpu: bool = False
     started: bool = False
     lane: int | None = None
@@ -117,6 +119,11 @@ class World:
         self.answers = deque(event for event in self.answers if getattr(event, "job_id", None) != job_id)
         place.on_gpu = False
         return self._expect_heir(heir, self.send(ev.JobLeft(job_id)))
+
+    def ask_for_context(self, job_id: str, wanted: bool = True) -> list[act.Action]:
+        if not wanted:
+            self.places[job_id].context_bytes = 0
+        return self.send(ev.ContextWanted(job_id, wanted))
 
     def want(self, job_id: str, needs: Footprint) -> list[act.Action]:
         self.places[job_id].stalled = True
@@ -271,6 +278,11 @@ class World:
                 assert place.lane is None and lane_id in self.sizes
                 assert needs.ephemeral_bytes <= self.sizes[lane_id]
                 place.lane, place.footprint, place.on_gpu, place.started = lane_id, needs, True, True
+                place.context_bytes = 0
+            case act.AllowContext(job_id):
+                place = self.places[job_id]
+                assert not place.started and not place.context_bytes
+                place.context_bytes = self.scheduler.jobs[job_id].footprint.internal_bytes
             case act.LeaveLane(job_id, lane_id):
                 place = self.places[job_id]
                 assert place.lane == lane_id and not place.holds_lease, "a running job was taken out of its lane"
@@ -324,6 +336,7 @@ class World:
                 used += place.footprint.fixed_bytes
             elif place.started:
                 used += place.footprint.internal_bytes
+            used += place.context_bytes
         assert used <= self.config.capacity_bytes, f"{used} bytes on a GPU of {self.config.capacity_bytes}"
         for lane_id, size in self.sizes.items():
             needs = [p.footprint.ephemeral_bytes for p in self.places.values() if p.lane == lane_id]

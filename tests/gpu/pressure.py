@@ -4,6 +4,8 @@
   bare script; how fast memory goes to the host and back against pinned copies in the same run, and how much of that is
   hidden behind the computation of others.
 - faults: a job that needs more than the GPU; jobs that are killed.
+- crowd: more jobs than the GPU has room for contexts of their processes: all finish, with the losses of the bare script,
+  and no more of the GPU is used than the service was given.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ JOBS = 8
 CAPACITY = "16GiB"
 NEEDS = ("--persistent", "4.2GiB", "--ephemeral", "1.2GiB")
 KILLS = 30
+CROWD_GIB = 5
 GREEDY = 3
 """So many jobs that want too much come, one after the other."""
 UNDISTURBED_S, WARM_UP_S, NEAR_S = 2.5, 1.0, 0.2
@@ -240,6 +243,36 @@ def shares(seconds: float = 45.0) -> dict[str, Any]:
     passed = index >= 0.95 and len(rows) == len(kinds)
     iterations = {row["name"]: row["iterations"] for row in rows}
     return {"jain": index, "gib_s": service_of, "iterations": iterations, "ready": sum(ready), "passed": passed}
+
+
+def crowd(jobs: int = 12, iterations: int = 200) -> dict[str, Any]:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    bare = result_of(subprocess.Popen(command("vae", iterations), **pipes))
+    nvml = Nvml()
+    (gpu, *_) = nvml.gpus()
+    idle_bytes, most_bytes, most_contexts, most_at_the_door = nvml.used_bytes(gpu), 0, 0, 0
+    with OwnService("--policy", "fair", "--capacity", f"{CROWD_GIB}GiB", "--reserve", "0") as service:
+        started = [service.run(command("vae", iterations), "--name", f"j{number}") for number in range(jobs)]
+        with service.connect() as connection:
+            while any(job.poll() is None for job in started):
+                most_bytes = max(most_bytes, nvml.used_bytes(gpu) - idle_bytes)
+                used = nvml.used_by(gpu)
+                pids = {row["pid"] for row in connection.jobs()} - {None}
+                most_contexts = max(most_contexts, len(pids & used.keys()))
+                most_at_the_door = max(most_at_the_door, len(pids - used.keys()))
+                time.sleep(0.05)
+        told = [result_of(job) for job in started]
+    same = [one.get("losses") == bare["losses"] for one in told]
+    return {
+        "jobs": jobs,
+        "same": sum(same),
+        "failed": [one["failed"] for one in told if "failed" in one],
+        "capacity_gib": CROWD_GIB,
+        "most_gib": most_bytes / 2**30,
+        "most_contexts": most_contexts,
+        "most_at_the_door": most_at_the_door,
+        "passed": all(same) and most_bytes <= CROWD_GIB * 2**30,
+    }
 
 
 def faults() -> dict[str, Any]:

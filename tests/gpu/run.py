@@ -6,7 +6,7 @@
   same losses to the last bit. This is the one that matters most.
 - memory: three ResNet-50 in one lane: the GPU's memory, and the hand-over.
 - throughput: three ResNet-50 in one lane, at once against one after the other: tests/gpu/throughput.py.
-- paging, shares, faults: tests/gpu/pressure.py.
+- paging, shares, faults, crowd: tests/gpu/pressure.py.
 - arena: what joining a lane and an allocation cost.
 """
 
@@ -254,12 +254,17 @@ def main() -> None:
         print("shares", result["shares"], flush=True)
     if "faults" in phases:
         result["faults"] = pressure.faults()
+    if "crowd" in phases:
+        result["crowd"] = pressure.crowd()
+        print("crowd", result["crowd"], flush=True)
     if "arena" in phases:
         result["arena"] = arena.measure("cuda", 16 << 30)
         print("arena", result["arena"], flush=True)
     if options.out is not None:
         machine.write(options.out, "gpu", result)
-    wrong = [what for what in ("paging", "shares", "faults") if not result.get(what, {"passed": True})["passed"]]
+    wrong = [
+        what for what in ("paging", "shares", "faults", "crowd") if not result.get(what, {"passed": True})["passed"]
+    ]
     wrong += [row["kind"] for row in rows if not row.get("same")]
     wrong += [kind for kind, row in result.get("together", {"jobs": {}})["jobs"].items() if not row.get("same")]
     if wrong:

@@ -216,6 +216,23 @@ def test_a_slot_that_could_not_be_given_up_at_once_is_given_up_before_anything_r
     assert os.pread(theirs, 4, 0) == b"LIVE"
 
 
+@pytest.mark.parametrize("kind", ["private", "lane"])
+def test_a_chunk_that_the_device_does_not_have_is_waited_for(pair, kind):
+    arena, _ = pair
+    arena.scarce(3)
+    address = arena.alloc(kind, 2 * MIB)
+    assert address, "the quota allows it, so it comes"
+    write(address, 2 * MIB, 1)
+
+
+def test_what_fails_for_another_reason_is_not_waited_for(pair):
+    arena, _ = pair
+    arena.scarce(1)
+    arena.fail_at(1)
+    assert not arena.alloc("private", 2 * MIB)
+    arena.fail_at(0)
+
+
 def test_a_chunk_that_cannot_be_imported_leaves_nothing_of_the_old_one(pair):
     arena, played = pair
     address = arena.alloc("lane", 2 * MIB)

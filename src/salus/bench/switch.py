@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -199,7 +200,7 @@ def standard_error(values: list[float]) -> float:
     cut = len(values) // 10
     kept = sorted(values)[cut : len(values) - cut]
     pulled_in = [kept[0]] * cut + kept + [kept[-1]] * cut
-    return statistics.stdev(pulled_in) / len(values) ** 0.5 * len(values) / len(kept)
+    return statistics.stdev(pulled_in) * math.sqrt(len(values)) / len(kept)
 
 
 def in_turn(sides: list[str], turn: int) -> list[str]:

@@ -191,6 +191,10 @@ class Arena:
         """The n-th call of the driver from now on fails; 0: none."""
         self._c.salus_arena_fail_at(ctypes.c_long(call))
 
+    def scarce(self, chunks: int) -> None:
+        """For tests: the device does not have the next so many chunks that are asked for."""
+        self._c.salus_arena_scarce(ctypes.c_long(chunks))
+
     def calls(self) -> int:
         self._c.salus_arena_calls.restype = ctypes.c_long
         return int(self._c.salus_arena_calls())

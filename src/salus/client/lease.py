@@ -636,6 +636,9 @@ class Lease:
             try:
                 connection = connection or ServiceConnection(self._socket_path)
                 connection.send(asked)
+                if asked.arena:
+                    # Before it makes its context on a GPU: that may have to wait for others to end.
+                    connection.wait_for_ever()
                 return connection, connection.receive()[1]
             except ServiceUnavailable:
                 # It may have been killed a moment ago, or just now.

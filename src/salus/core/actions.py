@@ -54,6 +54,13 @@ class AdmitJob:
 
 
 @dataclass(frozen=True, slots=True)
+class AllowContext:
+    """The answer to `ContextWanted`, unless the job is admitted first: its process may make its context."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveLane:
     """The job gives the lane up; its persistent memory stays. It gets a lane again by `AdmitJob`."""
 
@@ -144,6 +151,7 @@ Action = (
     | ResizeLane
     | CloseLane
     | AdmitJob
+    | AllowContext
     | LeaveLane
     | GrantLease
     | PromiseLease

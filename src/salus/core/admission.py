@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from salus.core import memory
+from salus.core import contexts, memory
 from salus.core.model import QUEUED_PHASES, Footprint, GpuConfig, Job, Phase
 from salus.core.state import State
 from salus.units import format_bytes
@@ -83,6 +83,11 @@ def _explain_queued(st: State, job: Job) -> Waiting:
     if memory.must_wait_to_be_measured(st, job):
         text = "another job of unknown size is being measured, and there is no paging"
         return Waiting(WaitReason.UNKNOWN_SIZE, text, *place)
+    if contexts.would_crowd(st, job):
+        text = (
+            "the processes on the GPU and its own would leave no room for the largest of them; it waits for one to end"
+        )
+        return Waiting(WaitReason.MEMORY, text, *place)
     lanes = st.lanes
     needed, lane_bytes = job.to_admit_bytes(), job.footprint.ephemeral_bytes
     if lanes.find(needed, lane_bytes, job.spec.owner) is not None:

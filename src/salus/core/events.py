@@ -160,6 +160,17 @@ class LaneReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextWanted:
+    """The process of a job that waits for its first memory is about to make its context on the GPU, or is gone.
+
+    Its context takes what the job has as internal bytes. Of a job that has memory nothing need be said: it may.
+    """
+
+    job_id: JobId
+    wanted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class OutsideMemoryChanged:
     """Others, who are none of ours, use this much of the GPU's memory now. It is not there to be given out."""
 
@@ -195,6 +206,7 @@ Event = (
     | PageOutFailed
     | PageInFinished
     | LaneReleased
+    | ContextWanted
     | OutsideMemoryChanged
     | TimerFired
     | PolicyChanged

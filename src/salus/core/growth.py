@@ -7,7 +7,7 @@ the policy lets newcomers wait. Why this cannot deadlock is told in docs/decisio
 
 from __future__ import annotations
 
-from salus.core import leases, room
+from salus.core import contexts, leases, room
 from salus.core.actions import AllowGrowth, RefuseGrowth
 from salus.core.lanes import LaneTable
 from salus.core.model import Footprint, Job, Phase
@@ -152,11 +152,7 @@ def _leaves_no_lane(st: State, job: Job, wanted: Footprint) -> bool:
 
 def could_run(st: State, job: Job, wanted: Footprint) -> bool:
     """Whether it fits beside what nobody can take from the others."""
-    stays = sum(
-        other.footprint.internal_bytes
-        for other in st.jobs.values()
-        if other is not job and other.phase is not Phase.WAITING
-    )
+    stays = sum(contexts.stays_bytes(other) for other in st.jobs.values() if other is not job)
     return wanted.total_bytes + stays + st.lanes.outside_bytes <= st.config.capacity_bytes
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from salus.core import growth, leases, room
+from salus.core import contexts, growth, leases, room
 from salus.core.actions import AdmitJob, AllowGrowth, PageIn
 from salus.core.events import JobReturned
 from salus.core.lanes import LaneTable, Place, Step
@@ -58,6 +58,8 @@ def settle(st: State) -> None:
         _admit_waiting(st)
     else:
         _spread(st)
+    if st.at_the_door:
+        contexts.settle(st)
 
 
 # Admission
@@ -151,7 +153,7 @@ def _somebody_will_run(st: State) -> bool:
 def _break_standstill(st: State) -> None:
     """Those that hold memory keep one another out, and nobody computes: whatever the policy says, one must run."""
     for job in [*st.returning, *st.waiting.head(LOOKAHEAD)]:
-        if _would_go_again(st, job) or (st.lanes.lanes and not job.ready):
+        if _would_go_again(st, job) or (st.lanes.lanes and not job.ready) or contexts.would_crowd(st, job):
             continue
         others = [other for other in st.on_gpu.values() if other is not job and room.can_move(other)]
         place = _place_for(st, job)
@@ -170,6 +172,9 @@ def _would_go_again(st: State, job: Job) -> bool:
 def _place_for(st: State, job: Job) -> Place | None:
     if job.blocked_at == st.lanes.freed or must_wait_to_be_measured(st, job):
         return None
+    if contexts.would_crowd(st, job):
+        job.blocked_at = st.lanes.freed
+        return None
     place = st.lanes.find(job.to_admit_bytes(), job.footprint.ephemeral_bytes, job.spec.owner)
     if place is None:
         job.blocked_at = st.lanes.freed
@@ -185,6 +190,8 @@ def must_wait_to_be_measured(st: State, job: Job) -> bool:
 
 def _room_is_coming(st: State, job: Job) -> bool:
     """The job will fit once what is under way has finished."""
+    if contexts.would_crowd(st, job):
+        return False
     need, coming = job.footprint.ephemeral_bytes, st.lanes.coming_bytes
     return st.lanes.find(job.to_admit_bytes(), need, job.spec.owner, spare_bytes=coming) is not None
 
@@ -200,6 +207,8 @@ def _comes_late(st: State) -> bool:
 def _admit(st: State, job: Job, place: Place) -> None:
     room.dequeue(st, job)
     st.lanes.add_fixed(job.to_admit_bytes())
+    st.at_the_door.pop(job.job_id, None)
+    job.context_bytes = 0
     if st.room_for is job:
         st.room_for = None
     was = job.phase
@@ -234,12 +243,13 @@ def restore(st: State, job: Job, was: JobReturned) -> None:
         room.enqueue(st, job)
         return
     if was.lane_id is None and not was.holds:
-        held = job.footprint.fixed_bytes > 0
+        held = job.footprint.persistent_bytes > 0
+        st.lanes.add_fixed(job.footprint.fixed_bytes)
         if held:
-            st.lanes.add_fixed(job.footprint.fixed_bytes)
             st.on_gpu[job.job_id] = job
         else:
-            # It waits for its first memory, as much as it is expected to need.
+            # It waits for its first memory, as much as it is expected to need, and may have its context.
+            job.context_bytes = job.footprint.internal_bytes
             job.footprint = job.spec.footprint
         st.enter_phase(job, Phase.PARKED if held else Phase.WAITING)
         room.enqueue(st, job)
@@ -311,6 +321,7 @@ def forget(st: State, job: Job) -> None:
         st.lanes.free_fixed(job.footprint.internal_bytes)
     elif job.phase is not Phase.WAITING:
         st.lanes.free_fixed(job.footprint.fixed_bytes)
+    contexts.give_up(st, job)
     _free_host(st, job)
     growth.stop_growing(st, job)
     room.dequeue(st, job)
@@ -330,7 +341,7 @@ def _free_host(st: State, job: Job) -> None:
 
 def _displace_for(st: State, job: Job, firsts: list[Entry]) -> bool:
     """Begins or goes on to make room for a waiting job; False if nobody may be, or need be, displaced for it."""
-    if must_wait_to_be_measured(st, job):
+    if must_wait_to_be_measured(st, job) or contexts.would_crowd(st, job):
         return False
     same = st.policy.patience_s > 0 or job.no_room_at == (st.lanes.freed, len(st.on_gpu))
     if same and st.now < job.no_room_since + st.config.quantum_s:

@@ -172,6 +172,8 @@ class Job:
     overtaken: int = 0
     """How many jobs that came later in the order got memory while this one waited."""
 
+    context_bytes: int = 0
+    """While it waits for its first memory: what its process has on the GPU already."""
     wanted: Footprint | None = None
     """A larger footprint that was asked for and not granted yet. Until it is, the job gets no new lease."""
     stalled: bool = False
@@ -254,7 +256,7 @@ class Job:
             return 0
         if self.phase is Phase.PAGED_OUT:
             return self.footprint.persistent_bytes
-        return self.footprint.fixed_bytes
+        return self.footprint.fixed_bytes - self.context_bytes
 
 
 @dataclass(frozen=True, slots=True)

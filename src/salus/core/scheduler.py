@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from salus.core import admission, growth, leases, memory, room
+from salus.core import admission, contexts, growth, leases, memory, room
 from salus.core import events as ev
 from salus.core.actions import AcceptJob, Action, AllowGrowth, RefuseJob, SetTimer
 from salus.core.lanes import Lane
@@ -46,6 +46,7 @@ class Scheduler:
             ev.PageOutFailed: self._on_page_out_failed,
             ev.PageInFinished: self._on_page_in_finished,
             ev.LaneReleased: self._on_lane_released,
+            ev.ContextWanted: self._on_context_wanted,
             ev.OutsideMemoryChanged: self._on_outside_memory_changed,
             ev.TimerFired: self._on_timer_fired,
             ev.PolicyChanged: self._on_policy_changed,
@@ -115,7 +116,7 @@ class Scheduler:
 
     def unstarted(self) -> Iterator[Job]:
         """Waiting jobs, the next one first, that hold nothing on this GPU yet and so could as well go to another."""
-        return (job for job in self._state.waiting if job.phase is Phase.WAITING)
+        return (job for job in self._state.waiting if job.phase is Phase.WAITING and not job.context_bytes)
 
     def explain(self, job_id: JobId) -> admission.Waiting | None:
         """Why the job does not run now; None if it does."""
@@ -292,6 +293,13 @@ class Scheduler:
     def _on_lane_released(self, event: ev.LaneReleased) -> None:
         self._state.lanes.released(event.lane_id, event.size_bytes)
 
+    def _on_context_wanted(self, event: ev.ContextWanted) -> None:
+        job = self._job(event.job_id, event)
+        if event.wanted:
+            contexts.want(self._state, job)
+        else:
+            contexts.give_up(self._state, job)
+
     def _on_outside_memory_changed(self, event: ev.OutsideMemoryChanged) -> None:
         if event.size_bytes < 0:
             raise RequestRejected(f"others cannot use {event.size_bytes} bytes")
@@ -364,6 +372,10 @@ class Scheduler:
             _require(grows == (job in st.growing), f"job {job.job_id} wants more and is not listed, or is", job)
             _require(grows or not job.stalled, f"job {job.job_id} stalls and wants nothing", job)
             _require(job.ready or job.lease is Lease.NONE, f"job {job.job_id} holds a lease and is not ready", job)
+            waits = job.phase is Phase.WAITING
+            _require(waits or not job.context_bytes, f"job {job.job_id} has memory, and a context besides", job)
+            outside = job.job_id not in st.at_the_door or (waits and not job.context_bytes)
+            _require(outside, f"job {job.job_id} asks for what it has", job)
             book = st.leases[job.lane] if job.lane is not None else None
             _require((book is not None and book.holder is job) == job.holds, f"job {job.job_id}: who runs?", job)
             inherits = book is not None and book.heir is job
@@ -389,9 +401,9 @@ class Scheduler:
 
 
 def _fixed_on_gpu(job: Job) -> int:
-    if job.phase is Phase.WAITING:
-        return 0
-    return job.footprint.internal_bytes if job.phase is Phase.PAGED_OUT else job.footprint.fixed_bytes
+    if job.phase in (Phase.WAITING, Phase.PAGED_OUT):
+        return contexts.stays_bytes(job)
+    return job.footprint.fixed_bytes
 
 
 def _require(condition: bool, message: str, job: Job | None = None) -> None:

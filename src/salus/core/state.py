@@ -50,6 +50,8 @@ class State:
         """Those of them that hold memory on the GPU already: parked or paged out."""
         self.on_gpu: dict[JobId, Job] = {}
         """Jobs with persistent memory on the GPU, wholly or in part."""
+        self.at_the_door: dict[JobId, Job] = {}
+        """Waiting jobs whose processes wait to make their contexts."""
         self.growing: list[Job] = []
         """Stalled jobs; the first is the one that may grow, the others wait for their turn."""
         self.grows_first: Job | None = None

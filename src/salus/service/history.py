@@ -76,6 +76,13 @@ class History:
         ).fetchone()
         return PastRun(*row) if row else None
 
+    def last_internal_bytes(self) -> int | None:
+        """Of the last run of anything that had any."""
+        row = self._db.execute(
+            "SELECT internal_bytes FROM runs WHERE internal_bytes > 0 ORDER BY finished_at DESC LIMIT 1"
+        ).fetchone()
+        return int(row[0]) if row else None
+
     def add(self, key: str, name: str, exit_code: int | None, run: PastRun) -> None:
         self._db.execute(
             "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

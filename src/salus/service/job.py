@@ -32,6 +32,8 @@ class LiveJob:
     """The device it runs on."""
     worker: Connection | None = None
     """The process that uses the device."""
+    at_the_door: tuple[Connection, msg.Attach] | None = None
+    """The process that is to use the device, and waits until there is room for its context."""
     last_pid: int = 0
     """Of the process that uses the device, or did."""
     fault: str | None = None
@@ -89,6 +91,11 @@ class LiveJob:
     last_queued: msg.Queued | None = None
     final: dict[str, Any] = field(default_factory=dict)
     waiters: list[Connection] = field(default_factory=list)
+
+    @property
+    def process(self) -> Connection | None:
+        """The process that uses the device, or waits to."""
+        return self.worker or (None if self.at_the_door is None else self.at_the_door[0])
 
     def has_again(self, internal_bytes: int, about_bytes: int) -> bool:
         """Whether two looks in a row found about the same of what its arena does not know of."""

@@ -139,11 +139,57 @@ class Live:
         if job.returning:
             # It was registered before the restart, and begins to use the device now.
             self.arrive_again(job)
+        core = self.scheduler.jobs.get(job.job_id)
+        if asked.arena and self.sizes.has_contexts and core is not None and core.phase is Phase.WAITING:
+            self._keep_at_the_door(job, connection, asked)
+        else:
+            self._let_in(job, connection, asked)
+        return job
+
+    def _let_in(self, job: LiveJob, connection: Connection, asked: msg.Attach) -> None:
         self.open(connection, job, asked.arena)
         note_place(self.scheduler, job)
         if job.link is not None:
             self.admit(job)
-        return job
+
+    def _keep_at_the_door(self, job: LiveJob, connection: Connection, asked: msg.Attach) -> None:
+        """Its context might take what was given to others. It is answered when there is room for that."""
+        if job.process is not None:
+            raise RequestRejected(f"job {job.job_id} uses the device from another process already")
+        job.at_the_door = connection, asked
+        self.handle(ev.ContextWanted(job.job_id))
+        core = self.scheduler.jobs[job.job_id]
+        if core.phase is Phase.WAITING and not core.context_bytes and not core.ready:
+            # There is no room for that yet. Others may have to make some.
+            self.handle(ev.JobReady(job.job_id))
+
+    def _open_the_door_soon(self, job: LiveJob, answers: list[ev.Event]) -> None:
+        if job.at_the_door is None:
+            return
+        if self.scheduler.jobs[job.job_id].ready:
+            # It wanted memory. A lease it will ask for when it has loaded its model.
+            answers.append(ev.JobIdled(job.job_id))
+        self._loop.call_soon(self._open_the_door, job)
+
+    def _open_the_door(self, job: LiveJob) -> None:
+        if job.at_the_door is None:
+            return
+        connection, asked = job.at_the_door
+        job.at_the_door = None
+        try:
+            self._let_in(job, connection, asked)
+        except RequestRejected as error:
+            connection.send(to_message(error))
+
+    def left_the_door(self, job: LiveJob) -> None:
+        """The process that waited there is gone."""
+        job.at_the_door = None
+        if job.launcher is None:
+            self.end(job, None)
+            return
+        self.handle(ev.ContextWanted(job.job_id, False))
+        if self.scheduler.jobs[job.job_id].ready:
+            self.handle(ev.JobIdled(job.job_id))
 
     def open(self, connection: Connection, job: LiveJob, arena: bool, had: dict[Word, int] | None = None) -> None:
         """The page, the event and the channel of a process that uses the device.
@@ -280,7 +326,9 @@ class Live:
             job.link.close()
             job.link = None
         phase = self.scheduler.jobs[job.job_id].phase
-        if phase is Phase.PAGING_OUT:
+        if phase is Phase.WAITING:
+            self.decide(ev.ContextWanted(job.job_id, False))
+        elif phase is Phase.PAGING_OUT:
             self.decide(ev.PageOutFinished(job.job_id))
         elif phase is Phase.PAGING_IN:
             self.decide(ev.PageInFinished(job.job_id))
@@ -319,7 +367,7 @@ class Live:
 
     def launcher_lost(self, job: LiveJob) -> None:
         job.launcher = None
-        if job.worker is None and not job.returning:
+        if job.process is None and not job.returning:
             self.end(job, None)
 
     def end(self, job: LiveJob, exit_code: int | None) -> None:
@@ -356,8 +404,8 @@ class Live:
         self.sizes.remember(job, core, exit_code)
         for waiter in job.waiters:
             waiter.send(msg.Ended(job.job_id, exit_code))
-        if job.worker is not None:
-            job.worker.close()
+        if job.process is not None:
+            job.process.close()
         self._stop_watching(job)
         job.close()
         log.info("job %s ended with status %s", job.job_id, exit_code)
@@ -368,9 +416,9 @@ class Live:
         job.cancelled = True
         if job.launcher is not None:
             job.launcher.send(msg.Terminate(force))
-        elif job.worker is not None:
+        elif job.process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(job.worker.pid, signal.SIGKILL if force else signal.SIGTERM)
+                os.kill(job.process.pid, signal.SIGKILL if force else signal.SIGTERM)
         elif job.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(job.pidfd, signal.SIGKILL if force else signal.SIGTERM)
@@ -429,9 +477,12 @@ class Live:
                 job = self.jobs[job_id]
                 self.admit(job)
                 note_place(self.scheduler, job)
+                self._open_the_door_soon(job, answers)
                 if job.launcher is not None and job.last_queued is not None:
                     job.launcher.send(msg.Admitted())
                     job.last_queued = None
+            case act.AllowContext(job_id):
+                self._open_the_door_soon(self.jobs[job_id], answers)
             case act.AllowGrowth(job_id):
                 self.admit(self.jobs[job_id])
                 note_place(self.scheduler, self.jobs[job_id])

@@ -42,8 +42,8 @@ def note_place(scheduler: Scheduler, job: LiveJob) -> None:
         return
     words = job.page.words
     words[Word.LANE] = core.lane or 0
-    # One that waits for its first memory has none.
-    has = core.footprint if core.phase is not Phase.WAITING else Footprint(0, 0)
+    # One that waits for its first memory has none, but it may have its context.
+    has = core.footprint if core.phase is not Phase.WAITING else Footprint(0, 0, core.context_bytes)
     words[Word.RESERVED_PERSISTENT] = has.persistent_bytes
     words[Word.RESERVED_EPHEMERAL] = has.ephemeral_bytes
     words[Word.RESERVED_INTERNAL] = has.internal_bytes
@@ -103,7 +103,7 @@ class Recovery:
         sizes = (asked.persistent_bytes, asked.ephemeral_bytes, asked.internal_bytes)
         footprint = Footprint(*(min(max(0, size), capacity) for size in sizes))
         spec = live.sizes.spec(job)
-        if footprint.total_bytes:
+        if footprint.persistent_bytes or footprint.ephemeral_bytes:
             spec = replace(spec, footprint=footprint)
         job.reported_iterations, job.reported_ns = max(0, asked.iterations), max(0, asked.used_ns)
         recovering = self._waiting is not None

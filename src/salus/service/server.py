@@ -245,8 +245,11 @@ class Server:
         if self._stopping.is_set():
             return
         worker = self._workers.pop(connection, None)
-        if worker is not None and worker.worker is connection and worker.job_id in worker.live.jobs:
-            worker.live.worker_lost(worker)
+        if worker is not None and worker.job_id in worker.live.jobs:
+            if worker.worker is connection:
+                worker.live.worker_lost(worker)
+            elif worker.process is connection:
+                worker.live.left_the_door(worker)
         launched = self._launchers.pop(connection, None)
         if launched is not None and launched.job_id in launched.live.jobs:
             launched.live.launcher_lost(launched)
@@ -419,7 +422,7 @@ class Server:
 
     def _worker(self, connection: Connection) -> LiveJob:
         job = self._workers.get(connection)
-        if job is None or job.job_id not in job.live.jobs:
+        if job is None or job.job_id not in job.live.jobs or job.worker is not connection:
             raise msg.ProtocolError("a lease message from a process that is not attached")
         return job
 

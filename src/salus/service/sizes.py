@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 NOTABLE_BYTES = 32 << 20
 """A change of less is not worth a decision."""
-CONTEXT_BYTES = 512 << 20
-"""What the driver takes for a process on a GPU, more or less, where none has been seen yet."""
+CONTEXT_BYTES = 768 << 20
+"""What the driver takes for a process on a GPU, more or less, where none has ever been seen."""
 MEASURE_S = 0.1
 SETTLED_AFTER = 3
 """Boundaries after which a job has shown how much memory it needs."""
@@ -38,7 +38,7 @@ class Sizes:
         self._loop = asyncio.get_running_loop()
         self.outside_bytes = 0
         """Used by others, of what we would share."""
-        self._context_bytes = 0 if live.device.gpu is None else CONTEXT_BYTES
+        self._context_bytes = 0 if live.device.gpu is None else history.last_internal_bytes() or CONTEXT_BYTES
         """What a process takes of the GPU before it has been measured: what the last one that was took."""
         self._growing: str | None = None
         """The job whose size is being measured."""
@@ -49,15 +49,14 @@ class Sizes:
     def expected(self, asked: msg.Register) -> Footprint:
         """What was declared, or else what the last run of the same command used."""
         past = self._history.last(command_key(asked.command, asked.directory))
-        if asked.persistent_bytes is not None or asked.ephemeral_bytes is not None:
-            declared = Footprint(asked.persistent_bytes or 0, asked.ephemeral_bytes or 0)
-            # Nobody declares what the driver takes for a process, and it must not be given to others first.
-            left = self._live.scheduler.config.capacity_bytes - declared.total_bytes
-            internal = self._context_bytes if past is None else past.internal_bytes
-            return replace(declared, internal_bytes=max(0, min(internal, left)))
-        if past is None:
-            return Footprint(0, 0)
-        return Footprint(past.persistent_bytes, past.ephemeral_bytes, past.internal_bytes)
+        known = asked.persistent_bytes is not None or asked.ephemeral_bytes is not None
+        if past is not None and not known:
+            return Footprint(past.persistent_bytes, past.ephemeral_bytes, past.internal_bytes)
+        declared = Footprint(asked.persistent_bytes or 0, asked.ephemeral_bytes or 0)
+        # Nobody declares what the driver takes for a process, and it must not be given to others first.
+        left = self._live.scheduler.config.capacity_bytes - declared.total_bytes
+        internal = self._context_bytes if past is None else past.internal_bytes
+        return replace(declared, internal_bytes=max(0, min(internal, left)))
 
     def spec(self, job: LiveJob) -> JobSpec:
         """What was declared; what was not, from the last run of the same command."""
@@ -107,6 +106,11 @@ class Sizes:
             None if seen is None else seen.sms,
         )
         self._history.add(job.key, job.asked.name, exit_code, run)
+
+    @property
+    def has_contexts(self) -> bool:
+        """Whether a process takes something of the device before it has asked for anything."""
+        return self._context_bytes > 0
 
     # What it asks for.
 

@@ -51,7 +51,7 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
         "log": job.asked.log,
         "utilization": seen.busy if job.activity is not None and (seen := job.activity.mean()) is not None else None,
         "sm_share": job.sm_share,
-        "pid": job.worker.pid if job.worker is not None else None,
+        "pid": process.pid if (process := job.process) is not None else None,
     }
     return row | job.final
 

@@ -1,0 +1,123 @@
+"""What a process has outside any allocator stays on the GPU: not so many are let in that nobody can run."""
+
+from __future__ import annotations
+
+import pytest
+
+from salus.core import actions as act
+from salus.core import events as ev
+from salus.core.model import Phase
+from tests.core.world import GIB, World, footprint
+
+CONTEXT = 2
+
+
+def waiting(world: World) -> list[str]:
+    return [job_id for job_id, job in world.scheduler.jobs.items() if job.phase is Phase.WAITING]
+
+
+def test_of_many_that_have_asked_for_nothing_yet_the_last_ones_wait_so_that_the_others_can_grow_and_all_finish():
+    world = World("fair", capacity=16)
+    for number in range(10):
+        world.arrive(f"j{number}", footprint(0, 0, CONTEXT))
+    assert waiting(world) == ["j7", "j8", "j9"]
+    why = world.scheduler.explain("j7")
+    assert why is not None and "no room for the largest" in why.text and why.position == 1
+    for job_id in world.running():
+        world.want(job_id, footprint(0.5, 1, CONTEXT))
+    world.drain()
+    assert not any(isinstance(action, act.RefuseGrowth) for action in world.log)
+
+
+def test_one_that_was_paged_out_can_come_back_beside_the_contexts_of_those_that_came_meanwhile():
+    world = World("fair:patience=0.5", capacity=16)
+    world.arrive("large", footprint(6, 4, 1))
+    world.idle("large")
+    for number in range(7):
+        world.arrive(f"j{number}", footprint(0.5, 0.5, CONTEXT))
+        world.go_on(2.0)
+    there = [job_id for job_id in world.places if job_id not in waiting(world)]
+    contexts = sum(world.scheduler.jobs[job_id].footprint.internal_bytes for job_id in there)
+    assert contexts + 10 * GIB <= world.config.capacity_bytes and len(there) > 1
+    world.send(ev.JobReady("large"))
+    for _ in range(200):
+        world.go_on(0.5)
+        if world.places["large"].holds_lease:
+            break
+    assert world.places["large"].holds_lease, "nobody has ended, and it runs all the same"
+    world.drain()
+
+
+def test_who_is_alone_there_is_let_in_whatever_it_needs():
+    world = World("fair", capacity=16)
+    world.arrive("all", footprint(8, 4, 4))
+    assert world.running() == ["all"]
+
+
+def test_nobody_is_displaced_for_one_that_would_crowd():
+    world = World("priority", capacity=16)
+    world.arrive("a", footprint(4, 8, 2))
+    before = len(world.log)
+    world.arrive("urgent", footprint(1, 1, 3), priority=1)
+    assert waiting(world) == ["urgent"] and world.running() == ["a"]
+    assert not any(isinstance(action, (act.LeaveLane, act.PageOut)) for action in world.log[before:])
+    world.leave("a")
+    world.answer_all()
+    assert world.running() == ["urgent"]
+
+
+@pytest.mark.parametrize("outside", [0, 3])
+def test_what_others_use_is_not_there_for_contexts(outside):
+    world = World("fair", capacity=16)
+    world.send(ev.OutsideMemoryChanged(outside * GIB))
+    for number in range(10):
+        world.arrive(f"j{number}", footprint(0, 0, CONTEXT))
+    assert len(waiting(world)) == 3 + (outside + 1) // 2
+
+
+def test_the_context_of_one_that_waits_is_made_where_there_is_room_and_counts_from_then_on():
+    world = World("fair", capacity=16)
+    world.arrive("a", footprint(4, 8, 1))
+    world.arrive("b", footprint(4, 8, 1))
+    assert waiting(world) == ["b"] and world.scheduler.free_bytes == 3 * GIB
+    assert world.ask_for_context("b") == [act.AllowContext("b")]
+    assert world.scheduler.free_bytes == 2 * GIB
+    why = world.scheduler.explain("b")
+    assert why is not None and "needs 4 GiB and a lane" in why.text, "its context is there already"
+    world.drain()
+
+
+def test_where_there_is_no_room_for_it_the_context_is_made_when_the_job_has_its_memory():
+    world = World("fair", capacity=16)
+    world.arrive("a", footprint(4, 11, 1))
+    world.arrive("b", footprint(4, 11, 1))
+    assert not any(isinstance(action, act.AllowContext) for action in world.ask_for_context("b"))
+    world.leave("a")
+    world.answer_all()
+    assert world.running() == ["b"]
+    assert not any(isinstance(action, act.AllowContext) for action in world.log), (
+        "what it was admitted with includes it"
+    )
+
+
+def test_a_process_that_is_gone_takes_its_context_with_it():
+    world = World("fair", capacity=16)
+    world.arrive("a", footprint(4, 8, 1))
+    world.arrive("b", footprint(4, 8, 1))
+    world.ask_for_context("b")
+    world.ask_for_context("b", wanted=False)
+    assert world.scheduler.free_bytes == 3 * GIB
+    world.ask_for_context("b")
+    world.leave("b")
+    assert world.scheduler.free_bytes == 3 * GIB
+
+
+def test_of_those_that_wait_not_so_many_make_their_contexts_that_nobody_could_run():
+    world = World("fair", capacity=16)
+    world.arrive("a", footprint(2, 4, 1))
+    for number in range(8):
+        world.arrive(f"j{number}", footprint(9, 4, 1))
+        world.ask_for_context(f"j{number}")
+    # The largest needs 13 beside the contexts of all.
+    assert [action.job_id for action in world.log if isinstance(action, act.AllowContext)] == ["j0", "j1"]
+    world.drain()
