@@ -4,8 +4,8 @@
   bare script; how fast memory goes to the host and back against pinned copies in the same run, and how much of that is
   hidden behind the computation of others.
 - faults: a job that needs more than the GPU; jobs that are killed.
-- crowd: more jobs than the GPU has room for contexts of their processes: all finish, with the losses of the bare script,
-  and no more of the GPU is used than the service was given.
+- crowd: more jobs than there is room for contexts of their processes: all finish, each with the losses of the bare
+  script, and no more of the GPU is used than the service was given.
 """
 
 from __future__ import annotations
