@@ -40,7 +40,7 @@ LONGER_S = {"resnet50": 40.0, "lstm": 30.0}
 AT_ONCE, CORES = 7, 1
 """Kinds of `alone` that start up together, and the cores that each has: on several, threads that take turns make a
 script a fifth slower now and then, for seconds."""
-CONTEXT_GIB = 0.75
+CONTEXT_GIB = 1.0
 """A little more than a process's context and library code take: with much more there would be room for another lane."""
 SHOWN = ("name", "state", "lane", "wait_reason", "iterations", "persistent_bytes", "ephemeral_bytes")
 PERSISTENT_GIB = {"resnet50": 0.6, "vit": 1.8, "gpt2": 3.0, "growing": 0.6}
@@ -262,9 +262,8 @@ def main() -> None:
         print("arena", result["arena"], flush=True)
     if options.out is not None:
         machine.write(options.out, "gpu", result)
-    wrong = [
-        what for what in ("paging", "shares", "faults", "crowd") if not result.get(what, {"passed": True})["passed"]
-    ]
+    under_pressure = ("paging", "shares", "faults", "crowd")
+    wrong = [what for what in under_pressure if not result.get(what, {"passed": True})["passed"]]
     wrong += [row["kind"] for row in rows if not row.get("same")]
     wrong += [kind for kind, row in result.get("together", {"jobs": {}})["jobs"].items() if not row.get("same")]
     if wrong:
