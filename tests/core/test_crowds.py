@@ -121,3 +121,23 @@ def test_of_those_that_wait_not_so_many_make_their_contexts_that_nobody_could_ru
     # The largest needs 13 beside the contexts of all.
     assert [action.job_id for action in world.log if isinstance(action, act.AllowContext)] == ["j0", "j1"]
     world.drain()
+
+
+def test_one_that_took_long_to_load_its_model_is_not_displaced_before_it_could_begin():
+    world = World("fair:patience=0.5", capacity=16, quantum_s=0.02)
+    world.arrive("ran", footprint(9, 4, 1))
+    world.go_on(1.0)
+    world.arrive("loads", footprint(9, 4, 1))
+    world.arrive("waits", footprint(9, 4, 1))
+    while world.lane_of("loads") is None:
+        world.go_on(0.05, loads=("loads",))
+    # The lease that comes with its memory it holds for a moment: it has yet to load its model.
+    world.send(ev.JobReady("loads"))
+    world.iterate("loads", 0.01, iterations=0)
+    world.idle("loads")
+    world.now += 0.8
+    world.send(ev.JobReady("loads"))
+    for _ in range(10):
+        world.go_on(0.05)
+    assert world.scheduler.jobs["loads"].iterations_done, "it was given memory, and ran"
+    world.drain()

@@ -131,6 +131,9 @@ class Lease(Enum):
     """To be given up at the next boundary; until then the job still runs."""
 
 
+BEGINS_S = 10.0
+"""So long a job that has its memory may take to begin: it loads its model, say, and its data. Meanwhile it need not
+give that memory up, and others are kept on the GPU that can compute. What is urgent does not wait for that."""
 FADES = 0.8
 """What an iteration counts for when another one has ended, in how long one takes."""
 STORY_LENGTH = 32

@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterable
 from salus.core import leases
 from salus.core.actions import LeaveLane, PageOut
 from salus.core.lanes import LaneTable
-from salus.core.model import Job, Lease, Phase
+from salus.core.model import BEGINS_S, Job, Lease, Phase
 from salus.core.policies.base import Rotation
 from salus.core.state import State
 
 COMING_S = 1.0
 """For a job that is on its way in, one that runs is kept on the GPU for this long at the most. More than the patience
 of a policy would make newcomers leave again as soon as they are in."""
-BEGINS_S = 10.0
-"""The same for one that has its memory and has yet to begin: it loads its model, say, and its data. What is urgent does
-not wait for that."""
 
 
 # The queue for memory

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from salus.core.model import Job, JobId
+from salus.core.model import BEGINS_S, Job, JobId
 from salus.core.policies.base import Moment, Option, Policy, Rotation
 
 if TYPE_CHECKING:
@@ -136,6 +136,9 @@ def waited_longer(waiting: Job, resident: Job, moment: Moment, patience_s: float
     """The one has waited, and the other has had its memory and has run, for at least this long.
 
     One that has come back to a lane has had what it needs since then: it must not have to leave before it could run.
+    Nor, for a while, must one that has yet to begin, whatever leases it was given meanwhile.
     """
     begun = resident.on_gpu_since if resident.lane is None else max(resident.on_gpu_since, resident.since)
+    if not resident.iterations_done and moment.now < begun + BEGINS_S:
+        return False
     return moment.now >= max(waiting.since, begun) + patience_s and resident.granted_at >= begun
