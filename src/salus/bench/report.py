@@ -234,6 +234,17 @@ def _faults(found: dict[str, Any]) -> list[Verdict]:
     ]
 
 
+def _crowd(found: dict[str, Any]) -> list[Verdict]:
+    told = found["crowd"]
+    jobs, most, capacity = told["jobs"], told["most_gib"], told["capacity_gib"]
+    return [
+        ("jobs with the losses of the bare script", f"{told['same']} of {jobs}", f"{jobs}", told["same"] == jobs),
+        ("the GPU's memory at the most", f"{most:.2f} GiB", f"at most {capacity} GiB", most <= capacity),
+        ("contexts at a time, at the most", f"{told['most_contexts']}", "", True),
+        ("processes that waited before they made theirs", f"{told['most_at_the_door']}", "", True),
+    ]
+
+
 def _switch(found: dict[str, Any]) -> list[Verdict]:
     from salus.bench.switch import verdicts
 
@@ -261,6 +272,7 @@ SUITE: tuple[tuple[str, str, Callable[[dict[str, Any]], list[Verdict]]], ...] = 
     ("gpu-pressure.json", "Eight jobs of 4 GiB on 16 GiB", _paging),
     ("gpu-shares.json", "Fair by memory and time", _shares),
     ("gpu-faults.json", "Faults", _faults),
+    ("gpu-crowd.json", "Twelve jobs where there is room for the contexts of six", _crowd),
     ("gpu-switch.json", "Switching, on a GPU", _switch_gpu),
     ("host-switch.json", "Switching, on the host device", _switch),
     ("host-arena.json", "The arena: a lane of 16 GiB, on the host device", _arena),
