@@ -22,7 +22,7 @@ def test_of_many_that_have_asked_for_nothing_yet_the_last_ones_wait_so_that_the_
         world.arrive(f"j{number}", footprint(0, 0, CONTEXT))
     assert waiting(world) == ["j7", "j8", "j9"]
     why = world.scheduler.explain("j7")
-    assert why is not None and "no room for the largest" in why.text and why.position == 1
+    assert why is not None and "takes 2 GiB for itself" in why.text and why.position == 1
     for job_id in world.running():
         world.want(job_id, footprint(0.5, 1, CONTEXT))
     world.drain()

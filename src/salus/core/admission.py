@@ -84,8 +84,9 @@ def _explain_queued(st: State, job: Job) -> Waiting:
         text = "another job of unknown size is being measured, and there is no paging"
         return Waiting(WaitReason.UNKNOWN_SIZE, text, *place)
     if contexts.would_crowd(st, job):
+        context = format_bytes(job.footprint.internal_bytes)
         text = (
-            "the processes on the GPU and its own would leave no room for the largest of them; it waits for one to end"
+            f"its process takes {context} for itself, which leaves too little for the largest; it waits for one to end"
         )
         return Waiting(WaitReason.MEMORY, text, *place)
     lanes = st.lanes
