@@ -85,9 +85,7 @@ def _explain_queued(st: State, job: Job) -> Waiting:
         return Waiting(WaitReason.UNKNOWN_SIZE, text, *place)
     if contexts.would_crowd(st, job):
         context = format_bytes(job.footprint.internal_bytes)
-        text = (
-            f"its process takes {context} for itself, which leaves too little for the largest; it waits for one to end"
-        )
+        text = f"its process takes {context} for itself, which leaves the largest too little; it waits for one to end"
         return Waiting(WaitReason.MEMORY, text, *place)
     lanes = st.lanes
     needed, lane_bytes = job.to_admit_bytes(), job.footprint.ephemeral_bytes
