@@ -23,7 +23,7 @@
 
 #define RETURN_AFTER 3 /* boundaries at which a promoted slot was found empty before the lane's chunk comes back */
 #define RETRY_US 20000
-#define SCARCE_NS 10000000000u /* for so long a chunk is waited for that the device does not have */
+#define SCARCE_NS 5000000000u /* for so long a chunk is waited for that the device does not have */
 #define SHORT_NS 10000000000u /* for so long after the service spoke of paging, it comes back at the first one */
 
 enum state {

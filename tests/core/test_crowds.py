@@ -141,3 +141,70 @@ def test_one_that_took_long_to_load_its_model_is_not_displaced_before_it_could_b
         world.go_on(0.05)
     assert world.scheduler.jobs["loads"].iterations_done, "it was given memory, and ran"
     world.drain()
+
+
+def only_timers(world: World, until: float) -> None:
+    """Nothing happens but what the scheduler asked to be woken for; what runs is reported then, as a service does."""
+    world.answer_all()
+    while world.timer_s is not None and world.timer_s <= until:
+        before, at_s = world.now, max(world.now, world.timer_s)
+        world.now, world.timer_s = at_s, None
+        for job_id in world.running():
+            world.send(ev.IterationFinished(job_id, at_s - before, 0))
+        world.send(ev.TimerFired())
+        world.answer_all()
+    world.now = until
+
+
+@pytest.mark.parametrize("first_ends_after_s", [None, 2.0])
+def test_one_that_is_spared_while_it_begins_is_displaced_when_it_has(first_ends_after_s):
+    world = World("fair:patience=0.5", capacity=16, quantum_s=0.02)
+    world.arrive("a", footprint(9, 4, 1))
+    world.arrive("b", footprint(9, 4, 1))
+    if first_ends_after_s is not None:
+        only_timers(world, first_ends_after_s)
+        world.iterate("a", 0.1)
+    only_timers(world, 60)
+    assert world.places["a"].revoked or not world.places["a"].on_gpu, "nobody asked again"
+
+
+@pytest.mark.parametrize("policy", ["fair:patience=0.5", "priority", "fifo", "srtf"])
+def test_an_idle_job_as_large_as_the_gpu_keeps_nobody_out_for_ever(policy):
+    world = World(policy, capacity=16)
+    world.arrive("notebook", footprint(14.4, 1, 0.5))
+    world.go_on(1.5)
+    world.idle("notebook")
+    world.arrive("b", footprint(1, 1, 0.5))
+    for _ in range(100):
+        world.go_on(0.5)
+    assert world.scheduler.jobs["b"].iterations_done
+    world.drain()
+
+
+def test_nobody_waits_for_the_sake_of_one_that_cannot_run_anyway():
+    world = World("fair:patience=0.5", capacity=16)
+    world.arrive("large", footprint(8, 0, 1))
+    world.go_on(3.0)
+    world.idle("large")
+    world.now += 3
+    world.arrive("other", footprint(8, 4, 1))
+    for _ in range(40):
+        world.go_on(0.5)
+    assert world.scheduler.jobs["large"].phase is Phase.PAGED_OUT
+    world.send(ev.OutsideMemoryChanged(10 * GIB))
+    world.leave("other")
+    world.answer_all()
+    world.send(ev.JobReady("large"))
+    world.arrive("small", footprint(1, 1, 0.5))
+    for _ in range(100):
+        world.go_on(0.5)
+    assert world.scheduler.jobs["small"].iterations_done
+
+
+def test_without_paging_the_context_of_one_that_waits_does_not_take_what_another_may_need():
+    world = World("fair", capacity=16, host_bytes=0)
+    world.arrive("a", footprint(4, 4, 1))
+    world.arrive("b", footprint(10, 0, 1))
+    world.ask_for_context("b")
+    assert not any(isinstance(action, act.RefuseGrowth) for action in world.want("a", footprint(4, 10.5, 1)))
+    world.drain()

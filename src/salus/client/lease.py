@@ -42,7 +42,7 @@ from salus.client.connection import ServiceConnection
 from salus.client.foresight import Foresight
 from salus.client.say import say
 from salus.client.turns import LONGEST_TURN_NS, Turn
-from salus.errors import SalusError, ServiceUnavailable
+from salus.errors import NoService, SalusError, ServiceUnavailable
 from salus.protocol import messages as msg
 from salus.protocol.page import MAGIC, PAUSE_NS, BatonPage, JobState, Page, Word
 
@@ -186,8 +186,12 @@ class Lease:
             if not self._managed or self._attached:
                 return False
             self._memory = memory
-            if not self._attach():
-                self._memory = None
+            attached = False
+            try:
+                attached = self._attach()
+            finally:
+                if not attached:
+                    self._memory = None
             return self._memory is not None
 
     # Around every iteration.
@@ -639,12 +643,20 @@ class Lease:
                 if asked.arena:
                     # Before it makes its context on a GPU: that may have to wait for others to end.
                     connection.wait_for_ever()
-                return connection, connection.receive()[1]
+                answer, descriptors = connection.receive()
+                if isinstance(answer, msg.Farewell):
+                    raise NoService("the service has ended")
+                return connection, descriptors
             except ServiceUnavailable:
                 # It may have been killed a moment ago, or just now.
                 connection = connect_again(self._socket_path) if self._socket_path.exists() else None
                 if connection is None:
                     raise
+            except BaseException:
+                # Ctrl-C, say. Somebody may try again, in a notebook, and this one must not be in the way.
+                if connection is not None:
+                    connection.close()
+                raise
 
     def _listen(self, connection: ServiceConnection | None) -> None:
         """The helper thread."""

@@ -112,6 +112,8 @@ def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
     if st.lanes.coming_bytes or any(_can_go_on(st, other, job) for other in others):
         return job.stalled
     stop_growing(st, job)
+    # Beside what it needs after all, others may find a place.
+    st.lanes.freed += 1
     reason = (
         f"needs {format_bytes(wanted.total_bytes)}, other jobs hold the rest of the GPU, "
         "and the host memory for paging is used up or turned off"

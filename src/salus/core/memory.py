@@ -153,10 +153,12 @@ def _somebody_will_run(st: State) -> bool:
 def _break_standstill(st: State) -> None:
     """Those that hold memory keep one another out, and nobody computes: whatever the policy says, one must run."""
     for job in [*st.returning, *st.waiting.head(LOOKAHEAD)]:
-        if _would_go_again(st, job) or (st.lanes.lanes and not job.ready) or contexts.would_crowd(st, job):
+        if _would_go_again(st, job) or (st.lanes.lanes and not job.ready) or must_wait_to_be_measured(st, job):
+            continue
+        if contexts.would_crowd(st, job) and not (job.ready and contexts.could_run(st, job)):
             continue
         others = [other for other in st.on_gpu.values() if other is not job and room.can_move(other)]
-        place = _place_for(st, job)
+        place = st.lanes.find(job.to_admit_bytes(), job.footprint.ephemeral_bytes, job.spec.owner)
         if place is not None:
             _admit(st, job, place)
             return
@@ -341,11 +343,14 @@ def _free_host(st: State, job: Job) -> None:
 
 def _displace_for(st: State, job: Job, firsts: list[Entry]) -> bool:
     """Begins or goes on to make room for a waiting job; False if nobody may be, or need be, displaced for it."""
-    if must_wait_to_be_measured(st, job) or contexts.would_crowd(st, job):
+    if must_wait_to_be_measured(st, job):
         return False
     same = st.policy.patience_s > 0 or job.no_room_at == (st.lanes.freed, len(st.on_gpu))
     if same and st.now < job.no_room_since + st.config.quantum_s:
         st.wake_at(job.no_room_since + st.config.quantum_s)
+        return False
+    if contexts.would_crowd(st, job):
+        job.no_room_at, job.no_room_since = (st.lanes.freed, len(st.on_gpu)), st.now
         return False
     patient = room.is_patient(st, job)
     if not patient and not leases.would_run(st, job, firsts):

@@ -190,6 +190,8 @@ def whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
                 victims.append(other)
             continue
         patience_over_at = max(job.since, other.on_gpu_since) + policy.patience_s
+        if not other.iterations_done:
+            patience_over_at = max(patience_over_at, max(other.on_gpu_since, other.since) + BEGINS_S)
         if st.now < patience_over_at:
             st.wake_at(patience_over_at)
     return victims

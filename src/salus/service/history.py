@@ -76,10 +76,11 @@ class History:
         ).fetchone()
         return PastRun(*row) if row else None
 
-    def last_internal_bytes(self) -> int | None:
-        """Of the last run of anything that had any."""
+    def last_internal_bytes(self, at_most: int) -> int | None:
+        """Of the last run of anything that had any, and no more than that."""
         row = self._db.execute(
-            "SELECT internal_bytes FROM runs WHERE internal_bytes > 0 ORDER BY finished_at DESC LIMIT 1"
+            "SELECT internal_bytes FROM runs WHERE internal_bytes BETWEEN 1 AND ? ORDER BY finished_at DESC LIMIT 1",
+            (at_most,),
         ).fetchone()
         return int(row[0]) if row else None
 

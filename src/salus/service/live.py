@@ -140,7 +140,8 @@ class Live:
             # It was registered before the restart, and begins to use the device now.
             self.arrive_again(job)
         core = self.scheduler.jobs.get(job.job_id)
-        if asked.arena and self.sizes.has_contexts and core is not None and core.phase is Phase.WAITING:
+        waits = core is not None and core.phase is Phase.WAITING and not core.context_bytes
+        if asked.arena and self.sizes.has_contexts and waits:
             self._keep_at_the_door(job, connection, asked)
         else:
             self._let_in(job, connection, asked)
@@ -172,7 +173,7 @@ class Live:
         self._loop.call_soon(self._open_the_door, job)
 
     def _open_the_door(self, job: LiveJob) -> None:
-        if job.at_the_door is None:
+        if job.at_the_door is None or self.jobs.get(job.job_id) is not job:
             return
         connection, asked = job.at_the_door
         job.at_the_door = None

@@ -25,6 +25,8 @@ NOTABLE_BYTES = 32 << 20
 """A change of less is not worth a decision."""
 CONTEXT_BYTES = 768 << 20
 """What the driver takes for a process on a GPU, more or less, where none has ever been seen."""
+LARGEST_CONTEXT_BYTES = 2 << 30
+"""Of a job whose memory cannot be sorted, all of it is internal; that is no measure of others."""
 MEASURE_S = 0.1
 SETTLED_AFTER = 3
 """Boundaries after which a job has shown how much memory it needs."""
@@ -38,7 +40,8 @@ class Sizes:
         self._loop = asyncio.get_running_loop()
         self.outside_bytes = 0
         """Used by others, of what we would share."""
-        self._context_bytes = 0 if live.device.gpu is None else history.last_internal_bytes() or CONTEXT_BYTES
+        seen_bytes = history.last_internal_bytes(LARGEST_CONTEXT_BYTES)
+        self._context_bytes = 0 if live.device.gpu is None else seen_bytes or CONTEXT_BYTES
         """What a process takes of the GPU before it has been measured: what the last one that was took."""
         self._growing: str | None = None
         """The job whose size is being measured."""
