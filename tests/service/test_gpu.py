@@ -13,7 +13,7 @@ from salus.protocol import messages as msg
 from salus.registry import Registry
 from salus.service.devices import Device
 from salus.service.gpu import Gpu, Nvml, _visible, choose
-from salus.service.history import History
+from salus.service.history import History, PastRun
 from salus.service.job import LiveJob
 from salus.service.live import Live
 from salus.service.sizes import CONTEXT_BYTES
@@ -76,3 +76,12 @@ def test_what_the_driver_takes_for_a_process_is_kept_for_it_before_it_has_been_s
     assert asyncio.run(expected(LARGE, 80 * GIB)) == CONTEXT_BYTES
     assert asyncio.run(expected(LARGE, 6 * GIB + 1)) == 1, "what could run is not refused for a guess"
     assert asyncio.run(expected(None, 80 * GIB)) == 0, "the processor's memory is not the device's"
+
+
+def test_what_a_process_takes_of_a_gpu_is_remembered_but_not_of_one_whose_memory_could_not_be_sorted(tmp_path):
+    history = History(tmp_path / "history.sqlite")
+    assert history.last_internal_bytes(2 * GIB) is None
+    history.add("sorted", "a", 0, PastRun(10, 1.0, GIB, GIB, 700 << 20))
+    history.add("not sorted", "b", 0, PastRun(10, 1.0, 0, 0, 12 * GIB))
+    assert history.last_internal_bytes(2 * GIB) == 700 << 20
+    history.close()

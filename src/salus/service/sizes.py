@@ -40,9 +40,10 @@ class Sizes:
         self._loop = asyncio.get_running_loop()
         self.outside_bytes = 0
         """Used by others, of what we would share."""
-        seen_bytes = history.last_internal_bytes(LARGEST_CONTEXT_BYTES)
-        self._context_bytes = 0 if live.device.gpu is None else seen_bytes or CONTEXT_BYTES
+        self._context_bytes = 0
         """What a process takes of the GPU before it has been measured: what the last one that was took."""
+        if live.device.gpu is not None:
+            self._context_bytes = history.last_internal_bytes(LARGEST_CONTEXT_BYTES) or CONTEXT_BYTES
         self._growing: str | None = None
         """The job whose size is being measured."""
         self._alone = Alone()
