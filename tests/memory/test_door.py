@@ -47,10 +47,15 @@ def start(service: Service, name: str, iterations: int = 20) -> tuple[subprocess
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """The next one that it says; an empty one if nothing comes."""
+    """The next one that it says, or less if nothing comes. (What a file object has read ahead, select misses.)"""
     assert process.stdout is not None
-    there, _, _ = select.select([process.stdout], [], [], 20)
-    return process.stdout.readline().strip() if there else ""
+    descriptor, line = process.stdout.fileno(), b""
+    while not line.endswith(b"\n") and select.select([descriptor], [], [], 20)[0]:
+        byte = os.read(descriptor, 1)
+        if not byte:
+            break
+        line += byte
+    return line.decode().strip()
 
 
 def is_there(service: Service, name: str) -> bool:
