@@ -60,12 +60,6 @@ def would_crowd(st: State, job: Job) -> bool:
     return not _there(st).joined_by(job).fits(st)
 
 
-def could_run(st: State, job: Job) -> bool:
-    """It fits beside the contexts of all others, whoever could not run any more then."""
-    stays = sum(stays_bytes(other) for other in st.jobs.values() if other is not job)
-    return stays + job.footprint.total_bytes <= st.config.capacity_bytes - st.lanes.outside_bytes
-
-
 def want(st: State, job: Job) -> None:
     if job.phase is Phase.WAITING and not job.context_bytes:
         st.at_the_door[job.job_id] = job

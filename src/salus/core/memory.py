@@ -155,7 +155,7 @@ def _break_standstill(st: State) -> None:
     for job in [*st.returning, *st.waiting.head(LOOKAHEAD)]:
         if _would_go_again(st, job) or (st.lanes.lanes and not job.ready) or must_wait_to_be_measured(st, job):
             continue
-        if contexts.would_crowd(st, job) and not (job.ready and contexts.could_run(st, job)):
+        if contexts.would_crowd(st, job) and not (job.ready and growth.could_run(st, job, job.footprint)):
             continue
         others = [other for other in st.on_gpu.values() if other is not job and room.can_move(other)]
         place = st.lanes.find(job.to_admit_bytes(), job.footprint.ephemeral_bytes, job.spec.owner)
