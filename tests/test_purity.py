@@ -47,6 +47,8 @@ MAY_IMPORT = {
     },
     "cli": {
         "cli",
+        "config",
+        "config_file",
         "bench",
         "simulate",
         "service",

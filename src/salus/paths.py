@@ -39,6 +39,24 @@ def socket_path() -> Path:
     return Path(given).absolute() if given else runtime_dir() / "service.sock"
 
 
+def config_path() -> Path:
+    """The user's settings: $SALUS_CONFIG, else under $XDG_CONFIG_HOME."""
+    given = os.environ.get("SALUS_CONFIG")
+    if given:
+        return Path(given).absolute()
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "salus" / "config.toml"
+
+
+def machine_config_dir() -> Path:
+    """For what an administrator sets. The variable is for tests and packagers, as are the others of SALUS_SYSTEM_."""
+    return Path(os.environ.get("SALUS_SYSTEM_CONFIG_DIR") or "/etc/salus").absolute()
+
+
+def machine_config_path() -> Path:
+    return machine_config_dir() / "config.toml"
+
+
 def lock_path(socket: Path) -> Path:
     """Who holds a lock on this file is the service of that socket."""
     return socket.with_name(f"{socket.name}.lock")
