@@ -17,6 +17,7 @@ from salus.client.arena import LEFT, PASSED, Arena, ranges
 from salus.errors import SalusError
 from salus.protocol import slots
 from salus.protocol.page import Page, Word
+from salus.protocol.sealed import sealed_memory
 from salus.protocol.slots import Kind, Record
 
 MIB = 1 << 20
@@ -240,7 +241,7 @@ def test_a_chunk_that_cannot_be_imported_leaves_nothing_of_the_old_one(pair):
     played.hear()
     old = os.dup(played.chunks[0])
     os.pwrite(old, b"LIVE", 0)
-    empty = os.memfd_create("too short")
+    empty = sealed_memory("too short", MIB)
     played.send(Record(Kind.CHUNK, 0), fds=(empty,))
     assert arena.resume(), "it has a chunk of its own making"
     write(address, 2 * MIB, 1)
@@ -263,8 +264,7 @@ def test_leaving_a_lane_is_answered_only_when_all_of_it_is_unmapped(pair):
 
 def test_what_another_wrote_in_the_lane_is_there_and_poison_removes_it(pair):
     arena, played = pair
-    chunk = os.memfd_create("chunk")
-    os.ftruncate(chunk, 2 * MIB)
+    chunk = sealed_memory("chunk", 2 * MIB)
     os.pwrite(chunk, b"of another", 0)
     played.send(Record(Kind.CHUNK, 0), fds=(chunk,))
     assert arena.resume()

@@ -14,6 +14,7 @@ import pytest
 
 from salus.protocol import slots
 from salus.protocol.page import Word
+from salus.protocol.sealed import sealed_memory
 from salus.protocol.slots import Kind, Record
 from tests.memory.test_arena import EVERYTHING, MIB, Played, descriptors, holds, opened, write
 
@@ -310,9 +311,7 @@ def test_a_job_that_waits_in_mid_iteration_goes_with_its_part_of_the_lane_and_co
     played.send(Record(Kind.PAGE_OUT, 0, 1))
     assert kinds(slots.unpack(played.ours.recv(1 << 16))) == [(Kind.PAGED, Kind.PAGE_OUT, 1)]
     # Somebody else works in the lane meanwhile.
-    lane = [os.memfd_create("salus-chunk") for _ in range(2)]
-    for chunk in lane:
-        os.ftruncate(chunk, 2 * MIB)
+    lane = [sealed_memory("salus-chunk", 2 * MIB) for _ in range(2)]
     played.send(Record(Kind.CHUNK, 0), Record(Kind.CHUNK, 1), Record(Kind.QUOTA, 0, *EVERYTHING), fds=tuple(lane))
     played.send(Record(Kind.PAGE_IN))
     assert kinds(slots.unpack(played.ours.recv(1 << 16))) == [(Kind.PAGED, Kind.PAGE_IN, 1)]

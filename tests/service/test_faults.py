@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -128,11 +129,11 @@ def test_another_s_job_cannot_be_claimed(serve):
 def test_descriptors_that_nobody_asked_for_do_not_pile_up(serve):
     service = serve()
     before = service.descriptors()
-    sock = raw(service)
     for _ in range(20):
-        socket.send_fds(sock, [msg.encode(msg.Hello(msg.VERSION, "x"))], [0, 1, 2])
-        sock.recv(1 << 16)
-    assert service.descriptors() <= before + 1
+        with raw(service) as sock, contextlib.suppress(PermissionError):  # the kernel may refuse to carry them
+            socket.send_fds(sock, [msg.encode(msg.Hello(msg.VERSION, "x"))], [0, 1, 2])
+            sock.recv(1 << 16)
+    eventually(lambda: service.descriptors() <= before + 1, "nothing of what was sent is kept")
 
 
 def test_a_client_that_stops_reading_is_cut_off(serve):

@@ -8,7 +8,8 @@ import os
 import socket
 
 from salus.protocol.page import Page, Word
-from salus.protocol.slots import Kind, Record, pack, unpack
+from salus.protocol.sealed import sealed_memory
+from salus.protocol.slots import Kind, Record, pack, size_of, unpack
 from salus.service.memory import Lanes, Link
 
 MIB = 1 << 20
@@ -24,17 +25,19 @@ class Job:
         self._sock.setblocking(False)
 
     def publish(self, slot: int) -> None:
-        chunk = os.memfd_create("salus-chunk")
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [chunk]))]
-        self._sock.sendmsg([pack([Record(Kind.PUBLISH, slot)])], ancillary)
+        chunk = sealed_memory("salus-chunk", size_of(slot))
+        self.send([Record(Kind.PUBLISH, slot)], chunk)
         os.close(chunk)
-        self.page.words[Word.JOB_PACKETS] += 1
         assert self.link.catch_up()
 
     def says(self, kind: Kind, slot: int) -> None:
-        self._sock.send(pack([Record(kind, slot)]))
-        self.page.words[Word.JOB_PACKETS] += 1
+        self.send([Record(kind, slot)])
         assert self.link.catch_up()
+
+    def send(self, records: list[Record], *descriptors: int) -> None:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        self._sock.sendmsg([pack(records)], ancillary)
+        self.page.words[Word.JOB_PACKETS] += 1
 
     def hears(self) -> list[int]:
         heard: list[int] = []

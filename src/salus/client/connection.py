@@ -30,7 +30,11 @@ class ServiceConnection:
             raise NoService(
                 f"no service runs at {path}; salus run starts one when it is needed, salus serve one that stays"
             ) from None
-        self.welcome: msg.Welcome = self.request(msg.Hello(msg.VERSION, __version__))
+        try:
+            self.welcome: msg.Welcome = self.request(msg.Hello(msg.VERSION, __version__))
+        except BaseException:
+            self._sock.close()
+            raise
 
     def send(self, message: msg.Message) -> None:
         try:

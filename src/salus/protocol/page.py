@@ -13,6 +13,8 @@ import mmap
 import os
 from enum import IntEnum
 
+from salus.protocol.sealed import is_sealed_memory, sealed_memory
+
 SIZE_BYTES = 4096
 MAGIC = 0x53414C5553000003
 PAUSE_NS = 10_000_000_000
@@ -149,14 +151,15 @@ class Page:
     """One side's view of the page."""
 
     def __init__(self, descriptor: int) -> None:
+        if not is_sealed_memory(descriptor, SIZE_BYTES):
+            raise ValueError("the shared page can be made smaller, which would end whoever reads it")
         self._map = mmap.mmap(descriptor, SIZE_BYTES)
         self.words = memoryview(self._map).cast("Q")
 
     @classmethod
     def create(cls) -> tuple[Page, int]:
         """A new page, and the descriptor to hand to the job."""
-        descriptor = os.memfd_create("salus-page", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, SIZE_BYTES)
+        descriptor = sealed_memory("salus-page", SIZE_BYTES)
         page = cls(descriptor)
         page.words[Word.MAGIC] = MAGIC
         return page, descriptor

@@ -16,6 +16,7 @@ from typing import TextIO
 
 from salus.errors import RequestRejected
 from salus.paths import lock_path, prepare_for_socket
+from salus.service.descriptors import refuse_descriptors
 
 BACKLOG = 512
 
@@ -42,6 +43,7 @@ class Address:
             self._path.chmod(0o666)
         else:
             self._path.chmod(0o600)
+        refuse_descriptors(listener)
         listener.listen(BACKLOG)
         listener.setblocking(False)
         return listener

@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Callable
 
 from salus.protocol import messages as msg
+from salus.service.descriptors import close_elsewhere, close_socket_elsewhere, receive
 
 log = logging.getLogger(__name__)
 
 MAX_UNSENT = 256
-_ANCILLARY_BYTES = socket.CMSG_SPACE(64)
 
 
 class Connection:
@@ -40,7 +40,10 @@ class Connection:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid, self.uid, self.gid = struct.unpack("3i", credentials)
         sock.setblocking(False)
-        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def listen(self) -> None:
+        """From now on the peer is heard. Nothing is read from a stranger."""
+        self._loop.add_reader(self._sock.fileno(), self._readable)
 
     def send(self, message: msg.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Sends now, or as soon as the peer reads. The caller keeps its own descriptors."""
@@ -65,7 +68,7 @@ class Connection:
         self.closed = True
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
-        self._sock.close()
+        close_socket_elsewhere(self._sock)
         for _, kept in self._unsent:
             for descriptor in kept:
                 os.close(descriptor)
@@ -74,24 +77,20 @@ class Connection:
 
     def _readable(self) -> None:
         try:
-            packet, ancillary, flags, _ = self._sock.recvmsg(msg.MAX_PACKET_BYTES + 1, _ANCILLARY_BYTES)
+            packet, descriptors, too_long = receive(self._sock, msg.MAX_PACKET_BYTES + 1)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self.close()
             return
-        for level, kind, data in ancillary:
-            # Nobody has reason to hand us descriptors yet, and those nobody asked for must not pile up.
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received = array.array("i")
-                received.frombytes(data[: len(data) - len(data) % received.itemsize])
-                for descriptor in received:
-                    os.close(descriptor)
+        close_elsewhere(*descriptors)
         if not packet:
             self.close()
             return
         try:
-            if flags & socket.MSG_TRUNC:
+            if descriptors:
+                raise msg.ProtocolError("descriptors, which no message to the service has")
+            if too_long:
                 raise msg.ProtocolError(f"a packet of over {msg.MAX_PACKET_BYTES} bytes")
             self._on_message(self, msg.decode(packet, msg.FROM_CLIENT))
         except msg.ProtocolError as error:

@@ -69,7 +69,7 @@ class Live:
     ) -> None:
         self.device = device
         self.scheduler = Scheduler(device.config, policy)
-        self.lanes = Lanes(self._lane_released, self._lane_has_holes)
+        self.lanes = Lanes(self._lane_released, self._lane_has_holes, on_gpu=device.gpu is not None)
         self._with_holes: set[int] = set()
         """Lanes whose jobs will be told of them."""
         self.pager = Pager(self)

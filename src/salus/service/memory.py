@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 
 from salus.protocol.page import Page, Word
 from salus.protocol.slots import MOST_RECORDS, Kind, Record, end_of, pack, size_of, unpack
+from salus.service.descriptors import close_elsewhere, close_socket_elsewhere, is_chunk, receive
 
 log = logging.getLogger(__name__)
 
-_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MOST_RECORDS)
 RETRY_S = 0.01
 _PACKET_BYTES = 24 * MOST_RECORDS
 
@@ -77,8 +77,13 @@ class Lanes:
     """All lanes of the device."""
 
     def __init__(
-        self, on_released: Callable[[int, int], None], on_taken: Callable[[int], None] = lambda _lane_id: None
+        self,
+        on_released: Callable[[int, int], None],
+        on_taken: Callable[[int], None] = lambda _lane_id: None,
+        *,
+        on_gpu: bool = False,
     ) -> None:
+        self.on_gpu = on_gpu
         self._lanes: dict[int, PhysicalLane] = {}
         self._on_released = on_released
         self.on_taken = on_taken
@@ -248,7 +253,7 @@ class Link:
         self.closed = True
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
-        self._sock.close()
+        close_socket_elsewhere(self._sock)
         self.close_theirs()
         for _, descriptors in self._unsent:
             for descriptor in descriptors:
@@ -346,16 +351,13 @@ class Link:
 
     def _readable(self) -> None:
         try:
-            packet, ancillary, _, _ = self._sock.recvmsg(_PACKET_BYTES, _ANCILLARY_BYTES)
+            packet, descriptors, _ = receive(self._sock, _PACKET_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            packet, ancillary = b"", []
-        descriptors = array.array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+            packet, descriptors = b"", []
         if not packet:
+            close_elsewhere(*descriptors)
             self._loop.remove_reader(self._sock.fileno())
             return
         self._received += 1
@@ -367,8 +369,7 @@ class Link:
             log.warning("job %s: its arena said what cannot be (%s); it is cut off", self.job_id, error)
             self._break()
         finally:
-            for descriptor in given:
-                os.close(descriptor)
+            close_elsewhere(*given)
 
     def _obey(self, record: Record, given: deque[int]) -> None:
         match record.kind:
@@ -378,8 +379,11 @@ class Link:
             case Kind.PUBLISH:
                 descriptor = given.popleft()
                 if self.lane_id is None or end_of(record.slot) > self.quota[1]:
-                    os.close(descriptor)
+                    close_elsewhere(descriptor)
                     raise ValueError(f"slot {record.slot} is not its to fill")
+                if not is_chunk(descriptor, size_of(record.slot), on_gpu=self._lanes.on_gpu):
+                    close_elsewhere(descriptor)
+                    raise ValueError(f"what it published for slot {record.slot} is no chunk")
                 lane = self._lanes.get(self.lane_id)
                 lane.changes += 1
                 slot = lane.slots.setdefault(record.slot, Slot())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -48,6 +49,8 @@ WATCH_S = 0.5
 """How often NVML is asked who uses how much."""
 MPS_WATCH_S = 0.1
 """Whoever dies of a fault is told while its process still comes to its end."""
+ACCEPT_AGAIN_S = 0.5
+"""How long nobody new is let in after the process ran out of descriptors."""
 REFUSAL_S = 1.0
 """How long somebody who is turned away may take to read that."""
 BUSY_S = 0.2
@@ -224,11 +227,14 @@ class Server:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError:
+        except OSError as error:
+            self._pause_accepting(listener, error)
             return
         connection = Connection(sock, self._on_message, self._on_closed)
         self._connections.add(connection)
-        if not self._may_speak(connection):
+        if self._may_speak(connection):
+            connection.listen()
+        else:
             log.warning("user %d was turned away", connection.uid)
             connection.send(
                 msg.Failed(
@@ -239,6 +245,17 @@ class Server:
             )
             # Not at once: closed with something unread, a socket takes back what it has sent.
             self._loop.call_later(REFUSAL_S, connection.close)
+
+    def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
+        """Where there is no descriptor left for a peer, it waits at the socket, and others are served meanwhile."""
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+            log.warning("nobody new can be let in for a moment (%s)", error.strerror)
+            self._loop.remove_reader(listener.fileno())
+            self._loop.call_later(ACCEPT_AGAIN_S, self._accept_again, listener)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if not self._stopping.is_set():
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def _on_closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
