@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "client": {"client", "protocol", "errors", "paths", "registry", "salus"},
     "adaptors": {"adaptors", "client", "errors"},
     "service": {"service", "protocol", "core", "errors", "paths", "plugins", "registry", "salus"},
+    "config": {"config", "errors", "units", "paths", "plugins"},
     "simulate": {"simulate", "core", "errors", "units"},
     "bench": {
         "bench",
@@ -48,7 +49,6 @@ MAY_IMPORT = {
     "cli": {
         "cli",
         "config",
-        "config_file",
         "bench",
         "simulate",
         "service",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from salus.config_file import as_text, parse_keys, read_entries, remove_value, set_value
+from salus.config.file import as_text, parse_keys, read_entries, remove_value, set_value
 from salus.errors import RequestRejected
 
 COMMENTED = """\

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from salus import config
-from salus.config import POLICY, QUANTUM, SCRUB, USERS, Caps, Origin, load
+from salus.config import schema
+from salus.config.load import Origin, load
+from salus.config.schema import POLICY, QUANTUM, SCRUB, USERS, Caps
 from salus.errors import RequestRejected
 
 
 def test_without_any_file_every_setting_has_its_default(files):
     settings = load()
     assert settings[POLICY] == "fair" and settings[QUANTUM] == 0.02 and settings[SCRUB] is False
-    assert settings.get(config.CAPACITY) is None
+    assert settings.get(schema.CAPACITY) is None
     assert {found.source.origin for found in settings.all()} == {Origin.DEFAULT}
 
 
@@ -38,7 +39,7 @@ def test_no_user_can_override_what_the_administrator_has_set_for_the_machine_wid
 def test_who_may_use_the_machine_wide_service_and_its_limits_say_nothing_about_a_users_own(files):
     files.machine.write_text('[service]\nusers = "all"\nvisible = true\n[limits]\njobs = 3\n')
     own = load()
-    assert own[USERS] == () and own[config.VISIBLE] is False and own.limits.of("alice") == Caps()
+    assert own[USERS] == () and own[schema.VISIBLE] is False and own.limits.of("alice") == Caps()
 
 
 def test_limits_are_resolved_cap_by_cap_from_the_user_the_groups_and_everybody(files):
@@ -100,10 +101,10 @@ def test_a_value_may_span_lines_and_a_list_is_as_good_as_text(files):
 
 
 def test_every_default_is_a_value_that_its_setting_accepts_and_no_two_share_a_variable():
-    for setting in config.SETTINGS:
+    for setting in schema.SETTINGS:
         for default in (setting.default, setting.machine_default):
             if default is not None:
                 setting.kind.parse(default)
         assert setting.default is not None or setting.if_unset, setting.key
         assert setting.help.endswith(".")
-    assert len({setting.variable for setting in config.SETTINGS}) == len(config.SETTINGS)
+    assert len({setting.variable for setting in schema.SETTINGS}) == len(schema.SETTINGS)
