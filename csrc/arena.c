@@ -196,7 +196,7 @@ static void answer_new_lane(void) {
 }
 
 void leave_now(void) {
-    if (arena.leaves) {
+    if (arena.leaves && !arena.captures) {
         arena.leaves = 0;
         give_up_all();
         answer_new_lane();
@@ -206,6 +206,8 @@ void leave_now(void) {
 /* 0 when nothing is mapped that must not be touched. */
 int clear_stale(void) {
     int left = 0;
+    if (arena.captures)
+        return arena.stale ? -1 : 0;
     for (unsigned slot = arena.top; arena.stale && slot-- > 0;)
         if (arena.slots[slot].stale && unback(slot))
             left = 1;
@@ -488,21 +490,6 @@ void salus_lane_free(void *pointer, size_t size, int device, void *stream) {
     pthread_mutex_unlock(&arena.lock);
 }
 
-int salus_arena_wait(void) {
-    const struct device *device;
-    int entered, status;
-    pthread_mutex_lock(&arena.lock);
-    device = arena.device;
-    pthread_mutex_unlock(&arena.lock);
-    if (!device)
-        return -1;
-    /* Not with the lock: other threads of the script allocate meanwhile. */
-    entered = device->enter();
-    status = device->idle();
-    device->leave(entered);
-    return status;
-}
-
 const uint64_t *salus_arena_lane_changes(void) {
     return &arena.lane_changes;
 }
@@ -528,7 +515,9 @@ int come_back_alone(void) {
 int salus_arena_detach(void) {
     int status = 0;
     ENTER;
-    if (arena.device) {
+    if (arena.captures)
+        status = -1;
+    else if (arena.device) {
         arena.alone = 1;
         go_lost();
         status = come_back_alone();
@@ -551,7 +540,9 @@ int salus_arena_where(void) {
 int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds) {
     int status = -1;
     ENTER;
-    if (arena.device) {
+    if (arena.captures)
+        status = 1;
+    else if (arena.device) {
         page[WAITING_FOR_MEMORY] = arena.page[WAITING_FOR_MEMORY];
         arena.page = page;
         close(arena.channel);
@@ -585,8 +576,11 @@ int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds) {
 }
 
 int salus_arena_listen(void) {
+    int put_off = 0;
     ENTER;
-    if (arena.device) {
+    if (arena.captures)
+        put_off = arena.leaves || arena.stale || arena.moving || arena.received < arena.page[SERVICE_PACKETS];
+    else if (arena.device) {
         /* One that is paged out too leaves its lane while its memory is copied. */
         arena.may_leave_late = 1;
         listen_all();
@@ -598,7 +592,7 @@ int salus_arena_listen(void) {
         tell_page();
     }
     LEAVE;
-    return 0;
+    return put_off;
 }
 
 int salus_arena_has_to_page(void) {

@@ -92,8 +92,13 @@ EXPORTED int salus_arena_where(void);
 /* The service was started again: a new page and a new channel. Whoever does not hold the lease of its lane keeps nothing of
  * the lane mapped; whoever does hands all of it over at its next boundary. */
 EXPORTED int salus_arena_reconnect(volatile uint64_t *page, int channel, int holds);
-/* Until the device has done everything that this process began; not 0 if it failed at that. */
+/* Until the device has done everything that this process began; not 0 if it failed at that, or while a graph is captured. */
 EXPORTED int salus_arena_wait(void);
+/* A CUDA graph is captured from here to there; several may be at once. Meanwhile nothing in here waits for the device or
+ * changes what is mapped: the lane is not left (`leave`, `resume` and `detach` fail), a `reconnect` gives 1 and has to be
+ * asked for again, and what the service sends is taken in afterwards (`listen` gives 1 as long as something is). */
+EXPORTED void salus_arena_capture_began(void);
+EXPORTED void salus_arena_capture_ended(void);
 /* Where it stands how often a segment of the lane was made or freed. Asked for once: to read it there costs no call. */
 EXPORTED const uint64_t *salus_arena_lane_changes(void);
 /* Before a lease is given up. The ranges (address, size, ...), by address, hold live data: what backs them becomes private.

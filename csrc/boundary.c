@@ -5,8 +5,10 @@
 int salus_arena_resume(int poison) {
     int status = 0;
     ENTER;
-    arena.left = 0;
-    if (arena.device) {
+    if (arena.captures)
+        status = -1;
+    else if (arena.device) {
+        arena.left = 0;
         let_go_again();
         listen_all();
         leave_now();
@@ -83,8 +85,9 @@ static int promote(const uint64_t *ranges, size_t count) {
     struct occupancy lane = {0};
     ENTER;
     arena.impatient = 1;
-    /* Suspended in mid-iteration, by a service that was killed then: there is no boundary before it has been resumed. */
-    if (arena.device && arena.suspended)
+    /* Suspended in mid-iteration, by a service that was killed then: there is no boundary before it has been resumed. Nor
+     * is there one within a capture. */
+    if (arena.device && (arena.suspended || arena.captures))
         status = -1;
     else if (arena.device)
         lane = look_at_lane(ranges, count);
@@ -151,7 +154,7 @@ void drop_empty(unsigned least) {
 /* Once the device is idle. */
 static void settle(void) {
     ENTER;
-    if (arena.device)
+    if (arena.device && !arena.captures)
         drop_empty(RETURN_AFTER);
     flush();
     if (arena.device)
@@ -163,6 +166,8 @@ static void settle(void) {
 static int scrub(void) {
     int status = 0;
     ENTER;
+    if (arena.captures)
+        status = -1;
     for (unsigned slot = 0; arena.device && arena.page[SCRUB] && slot < arena.top && !status; slot++)
         if (arena.slots[slot].state == SHARED)
             status = CALL(fill, arena.lane_base + salus_slot_offset(slot), salus_slot_size(slot), 0) ? -1 : 0;

@@ -494,6 +494,8 @@ int page_some(uint64_t most, int with_python) {
     int rest, status;
     if (!arena.moving)
         return DONE;
+    if (arena.captures)
+        return BUSY;
     if (!with_python)
         leave_now();
     if (arena.moving == PAGE_OUT && arena.left && !arena.suspended)
@@ -576,8 +578,10 @@ static int prepare_home(struct home *home, uint64_t size) {
 int salus_arena_prepare(void) {
     int more = 0;
     ENTER;
+    if (arena.captures)
+        arena.prepares = 1; /* later */
     /* What comes in needs none. */
-    if (arena.device && (!arena.moving || arena.moving == PAGE_OUT)) {
+    else if (arena.device && (!arena.moving || arena.moving == PAGE_OUT)) {
         for (size_t i = 0; !more && i < arena.private.count; i++)
             more = prepare_home(&arena.private.all[i].home, arena.private.all[i].size);
         for (unsigned slot = 0; !more && slot < arena.top; slot++)

@@ -4,6 +4,7 @@
  * arena.c    what backs slots; the way in and out, and allocations
  * segments.c where slots are, and lists of segments
  * boundary.c around a lease
+ * captures.c CUDA graphs that are being captured
  * channel.c  packets to and from the service; the wait for memory
  * paging.c   to the host and back
  * homes.c    the host memory for that
@@ -82,6 +83,8 @@ struct arena {
     uint64_t needed;     /* of private bytes: with this quota it would have had to ask for no more, since it was paged out */
     uint64_t live_most;  /* of private bytes: so much was in use at a boundary since then */
     uint64_t short_until; /* nanoseconds: there is not enough memory for everybody */
+    unsigned captures;   /* of CUDA graphs, under way (captures.c) */
+    unsigned waits;      /* for the device, under way */
     int left;            /* it gave its lease up, and nothing of it lives where `empty_for` says so */
     uint64_t sent, received;
     int stale;           /* some slot is */

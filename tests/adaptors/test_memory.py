@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from salus.adaptors import torch_memory  # noqa: E402
+from salus.adaptors.captures import Captures  # noqa: E402
 from salus.adaptors.torch_memory import Known, Live, gpu_uuid  # noqa: E402
 from salus.client.arena import LEFT, PASSED, STAYS  # noqa: E402
 
@@ -133,9 +134,17 @@ class Lane:
         self.leaves = LEFT
         self.when = [1, 2, 3, 4]
         self.went_to: list[list[str]] = []
+        self.captures = 0
 
     def segments(self) -> int:
         return 1
+
+    def capture_began(self) -> None:
+        self.captures += 1
+        assert not self._torch.goes_to, "a capture has its own pool"
+
+    def capture_ended(self) -> None:
+        self.captures -= 1
 
     def leave(self, *_: object) -> int:
         self.went_to.append(list(self._torch.goes_to))
@@ -185,6 +194,82 @@ def test_who_rests_between_iterations_allocates_its_own(sorting):
     assert not memory.stays and fake.goes_to == ["private"]
 
 
+class Graph:
+    """As torch's, where a test does something within the capture."""
+
+    def capture_begin(self) -> None:
+        pass
+
+    def capture_end(self) -> None:
+        pass
+
+
+@pytest.fixture
+def captured(sorting):
+    """A job between iterations, with graphs that are seen when they are captured."""
+    memory, fake = sorting
+    turns = Turns()
+    memory.captures = Captures(turns, memory)
+
+    class Seen(Graph):
+        pass
+
+    memory.captures.install(Seen)
+    return memory, fake, turns, torch_memory.RoutedLease(turns, memory), Seen()
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_within_a_capture_torch_allocates_where_it_would_without_salus(captured, within):
+    memory, fake, _turns, routed, graph = captured
+    if within:
+        routed.begin()
+    before = list(fake.goes_to)
+    assert before == (["lane"] if within else ["private"])
+    graph.capture_begin()
+    assert fake.goes_to == [] and memory._arena.captures == 1
+    memory.first_step_began()
+    memory.first_step_ended()
+    assert fake.goes_to == [], "the first step of an optimizer does not change that"
+    graph.capture_end()
+    assert memory._arena.captures == 0 and fake.goes_to != []
+
+
+def test_after_a_capture_allocations_go_where_they_went_before_it(captured):
+    _memory, fake, _turns, routed, graph = captured
+    for goes_to in ("private", "lane"):
+        graph.capture_begin()
+        graph.capture_end()
+        assert fake.goes_to == [goes_to]
+        if goes_to == "private":
+            routed.begin()
+
+
+def test_an_iteration_that_ended_within_a_capture_leaves_its_lane(captured):
+    _memory, fake, turns, routed, graph = captured
+    routed.begin()
+    graph.capture_begin()
+    routed.end()
+    assert turns.calls == ["begin"] and fake.goes_to == []
+    graph.capture_end()
+    assert turns.calls == ["begin", "end 1"] and fake.goes_to == ["private"]
+
+
+def test_a_lane_is_not_left_within_a_capture_and_torch_is_not_asked_what_lives_there(captured):
+    memory, _fake, _turns, _routed, graph = captured
+    graph.capture_begin()
+    memory._live = pytest.fail
+    assert memory.leave(0, 0, True) == (STAYS, 0) and memory._arena.went_to == []
+    graph.capture_end()
+
+
+def test_within_a_capture_iterations_do_not_take_the_short_way(captured):
+    memory, _fake, _turns, routed, graph = captured
+    graph.capture_begin()
+    assert routed.usual() is None and routed.run_on(int) is None
+    graph.capture_end()
+    assert memory.captures.under_way is False
+
+
 # What cannot be sorted gets one line, and the job takes its turns.
 
 
@@ -202,7 +287,13 @@ class Turns:
         self.calls.append("begin")
 
     def end(self, iterations: int = 1) -> None:
-        self.calls.append("end")
+        self.calls.append(f"end {iterations}")
+
+    def goes_on(self) -> None:
+        pass
+
+    def is_iterating(self) -> bool:
+        return self.calls[-1:] == ["begin"]
 
 
 def begins_to_use_the_gpu(monkeypatch, **of_cuda: object) -> tuple[torch_memory.TorchMemory, Turns]:
@@ -225,7 +316,7 @@ def expect_turns_and_one_line(capsys, memory: torch_memory.TorchMemory, turns: T
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", f"salus: {line}\n")
     assert not memory.active and memory.gpu_is_used
-    assert turns.calls[-2:] == ["begin", "end"]
+    assert turns.calls[-2:] == ["begin", "end 1"]
 
 
 def test_a_torch_that_is_too_old_gets_turns(monkeypatch, capsys):

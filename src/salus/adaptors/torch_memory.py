@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from salus.adaptors.captures import Captures
 from salus.client.arena import LEFT, PASSED, SMALLEST_SLOT_BYTES, STAYS, Arena, ranges
 from salus.client.lease import WHERE_IT_WAITS, Lease, Usual
 from salus.client.say import say
@@ -158,7 +159,10 @@ class TorchMemory:
         self._poison = os.environ.get("SALUS_POISON") == "1"
         self._routed: Pool | None = None
         """The pool that allocations go to. Changed by whoever iterates, or between iterations with the lease's lock."""
+        self._meant: Pool | None = None
+        """The pool that they go to after the capture that is under way."""
         self.stays = False
+        self.captures = Captures(lease, self)
         self._known = Known()
         self._trace: list[tuple[str, int]] | None = [] if os.environ.get("SALUS_TRACE") else None
         """When each step of a hand-over was done, for benchmarks; their order is in bench/switch_gpu.py."""
@@ -174,6 +178,7 @@ class TorchMemory:
                 say(f"{why_not}; this job shares the GPU by turns, not its memory")
             return
         self.gpu_is_used = False
+        self.captures.install(_cuda.CUDAGraph)
         _cuda._lazy_call(self._gpu_is_in_use)
 
     def _gpu_is_in_use(self) -> None:
@@ -234,6 +239,8 @@ class TorchMemory:
             self._lease.between_iterations(self.iteration_ended)
 
     def leave(self, word: int, ticket: int, wants_more: bool) -> tuple[int, int]:
+        if self.captures.under_way:
+            return STAYS, 0
         stayed = self.stays
         left, since = self._leave(word, ticket, wants_more)
         if left == STAYS and stayed:
@@ -331,7 +338,29 @@ class TorchMemory:
         if self.active:
             self._route(self._private if on else None)
 
+    # For `Captures`. Of the pools that were begun, torch takes the last (older versions the first). One of ours could
+    # come before the capture's own, so within a capture there is none of ours.
+
+    def capture_began(self) -> None:
+        self._meant = self._routed
+        if self.active:
+            self._switch_to(None)
+        if hasattr(self, "_arena"):
+            self._arena.capture_began()
+
+    def capture_ended(self) -> None:
+        if hasattr(self, "_arena"):
+            self._arena.capture_ended()
+        if self.active:
+            self._switch_to(self._meant)
+
     def _route(self, pool: Pool | None) -> None:
+        if self.captures.under_way:
+            self._meant = pool
+        else:
+            self._switch_to(pool)
+
+    def _switch_to(self, pool: Pool | None) -> None:
         before, device = self._routed, self._device
         if before is pool:
             return
@@ -369,7 +398,8 @@ class RoutedLease:
         self._lease, self._memory = lease, memory
 
     def begin(self) -> None:
-        self._lease.begin()
+        if not self._memory.captures.takes_begin():
+            self._lease.begin()
         if self._memory.active:
             self._memory.iteration_began()
 
@@ -377,13 +407,15 @@ class RoutedLease:
         # In this order: after the end somebody else may run in the lane.
         if self._memory.active:
             self._memory.iteration_ended()
-        self._lease.end(iterations)
+        captures = self._memory.captures
+        if not captures.takes_end(iterations):
+            self._lease.end(iterations + captures.owed())
 
     def usual(self) -> Usual | None:
-        return self._lease.usual()
+        return None if self._memory.captures.under_way else self._lease.usual()
 
     def run_on(self, sits: Callable[[], None]) -> Turn | None:
-        return self._lease.run_on(sits)
+        return None if self._memory.captures.under_way else self._lease.run_on(sits)
 
     def goes_on(self) -> None:
         self._lease.goes_on()

@@ -23,7 +23,10 @@ RESERVE_BYTES = 256 << 30
 PAGE_STEP_BYTES = 32 << 30
 """Paged at a time, with Python's lock; the script waits for its lease then, and other threads of it 0.6 s."""
 REST_S = 0.0005
+CAPTURE_NAP_S = 0.005
 _MORE, _BUSY = 1, 2
+_PUT_OFF = 1
+"""A graph is captured; it has to be asked for again."""
 STAYS, LEFT, PASSED = -1, 0, 1
 """What became of a lease that was to be given up."""
 _FAILED = -2
@@ -103,9 +106,20 @@ class Arena:
         where = self._c.salus_arena_where()
         return where >= 1, where == 2
 
+    def capture_began(self) -> None:
+        """A CUDA graph is captured from now on: nothing here waits for the device or changes what is mapped."""
+        self._c.salus_arena_capture_began()
+
+    def capture_ended(self) -> None:
+        self._c.salus_arena_capture_ended()
+
     def reconnect(self, page_address: int, channel: int, holds: bool) -> None:
-        """The service was started again. Without a lease, nothing of the lane stays mapped."""
-        self._c.salus_arena_reconnect(page_address, channel, int(holds))
+        """The service was started again. Without a lease, nothing of the lane stays mapped.
+
+        While a graph is captured this waits for its end.
+        """
+        while self._c.salus_arena_reconnect(page_address, channel, int(holds)) == _PUT_OFF:
+            time.sleep(CAPTURE_NAP_S)
 
     def go_alone(self) -> None:
         """The service does not come back: whoever waits for it goes on."""
@@ -159,7 +173,8 @@ class Arena:
 
     def listen(self) -> bool:
         """Takes in what the service sent, and pages if it said so. True: there is more to do, in a moment."""
-        self._c.salus_arena_listen()
+        if self._c.salus_arena_listen() == _PUT_OFF:
+            return True
         if not self._c.salus_arena_has_to_page():
             return False
         while self._c.salus_arena_prepare() > 0:

@@ -331,6 +331,11 @@ class Lease:
             if not self._iterates():
                 do()
 
+    def is_iterating(self) -> bool:
+        """An iteration is open, so the lease is kept."""
+        with self._lock:
+            return self._iterates()
+
     def _iterates(self) -> bool:
         """For whoever has the lock: an iteration is open. In this order, which is the other way round in there."""
         return self._begins or self._words[_STATE] in (_ITERATING, _RUNNING_ON)
@@ -816,7 +821,8 @@ class Lease:
             return
         self._managed = False
         # Whoever held the lease of a lane when the service went keeps it, and nobody else runs in that lane again.
-        self._must_detach = self._memory is not None and not self._holding
+        # (Where it could not attach, it has no memory of ours.)
+        self._must_detach = self._attached and self._memory is not None and not self._holding
         self._holding = not self._must_detach
         """For good: `begin` takes its short way from now on."""
         nowhere = memoryview(bytearray(4096)).cast("Q")

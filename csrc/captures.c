@@ -1,0 +1,49 @@
+/* CUDA graphs that are being captured in this process.
+ *
+ * A capture is spoilt by any call of the driver that waits for the device or changes what is mapped, whichever thread makes
+ * the call. So while a capture is under way, nothing in here makes such a call on its own account: each function that
+ * would asks `captures` first, and puts its work off or refuses. What the script's own threads do is as without Salus:
+ * the adaptor sends no allocation here meanwhile.
+ *
+ * `arena.captures` is changed here alone, with the lock held. Whoever holds the lock through its calls of the driver is
+ * done before a capture begins; a wait for the device is made without the lock, and is counted instead.
+ */
+#include "state.h"
+
+static pthread_cond_t waited = PTHREAD_COND_INITIALIZER;
+
+void salus_arena_capture_began(void) {
+    pthread_mutex_lock(&arena.lock);
+    arena.captures++;
+    while (arena.waits)
+        pthread_cond_wait(&waited, &arena.lock);
+    pthread_mutex_unlock(&arena.lock);
+}
+
+void salus_arena_capture_ended(void) {
+    pthread_mutex_lock(&arena.lock);
+    if (arena.captures)
+        arena.captures--;
+    pthread_mutex_unlock(&arena.lock);
+}
+
+int salus_arena_wait(void) {
+    const struct device *device;
+    int entered, status;
+    pthread_mutex_lock(&arena.lock);
+    device = arena.captures ? NULL : arena.device;
+    if (device)
+        arena.waits++;
+    pthread_mutex_unlock(&arena.lock);
+    if (!device)
+        return -1;
+    /* Not with the lock: other threads of the script allocate meanwhile. */
+    entered = device->enter();
+    status = device->idle();
+    device->leave(entered);
+    pthread_mutex_lock(&arena.lock);
+    if (!--arena.waits)
+        pthread_cond_broadcast(&waited);
+    pthread_mutex_unlock(&arena.lock);
+    return status;
+}
