@@ -1,4 +1,4 @@
-"""Explicit marks, for loops that no hook can see (a replayed CUDA graph, an update by hand, a batch of requests).
+"""Explicit marks, for loops that no hook can see (an update by hand, another framework, a batch of requests).
 
     import salus.api
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from salus.adaptors import habits
 from salus.adaptors import torch as adaptor
+from tests.adaptors.graphs import Graph
 from tests.adaptors.record import A_WHILE, PagedLease, RecordingLease, Watched, mlp, runs_on, sgd, train
 
 
@@ -36,3 +38,14 @@ def following(request, capfd):
     assert not process.lease.open
     said = capfd.readouterr()
     assert said.out == "" and "salus:" not in said.err
+
+
+@pytest.fixture
+def cuda_graphs(monkeypatch):
+    """To be asked for before `watched`: what is in `torch.cuda` when a process begins to be watched is wrapped."""
+    made = type("CUDAGraph", (Graph,), {})
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", made)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: Graph.under_way is not None)
+    yield made
+    Graph.under_way = Graph.lease = None

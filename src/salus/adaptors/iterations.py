@@ -99,6 +99,10 @@ class Iterations:
         self._has_backward = False
         self.leading: ReferenceType[Any] | None = None
         self.steps_of_others = 0
+        self.steps = 0
+        """Reported so far."""
+        self.replays_in_a_row = 0
+        """Of captured graphs, with nothing else between them (`replays`)."""
         self._trained_in_eval: list[ReferenceType[Any]] = []
         # What is known about the open iteration. Where it is like all others, an adaptor keeps the public ones itself.
         self.thread = 0
@@ -121,6 +125,7 @@ class Iterations:
     def forward(self, module: Any, training: bool, gradients: bool, stepping: bool) -> bool:
         """A top-level forward begins. True if it is followed: `returned` must be called when it is over."""
         with self._lock:
+            self.replays_in_a_row = 0
             if self.kind is EXPLICIT or self.kind is INFERENCE:
                 return False
             if gradients and (training or _among(self._trained_in_eval, module)):
@@ -150,6 +155,7 @@ class Iterations:
         """`backward_ended` must be called, also if this raises (the user may interrupt the wait for a lease)."""
         self.backwards.append(None)
         self._has_backward = True
+        self.replays_in_a_row = 0
         if self.kind is not NONE:
             return
         with self._lock:
@@ -183,10 +189,12 @@ class Iterations:
                     self._begin(TRAINING)
         return True
 
-    def step_ended(self, optimizer: Any) -> None:
-        """The step is done, or was skipped because the gradients were no numbers."""
+    def step_ended(self, *optimizers: Any) -> None:
+        """The step is done, or was skipped because the gradients were no numbers. Or several at once, in a graph."""
         with self._lock:
-            counted = self._counts(optimizer)
+            self.steps += 1
+            self.replays_in_a_row = 0
+            counted = sum(map(self._counts, optimizers)) > 0
             if self.kind is not TRAINING:
                 return
             if self.backwards:
@@ -200,6 +208,12 @@ class Iterations:
         with self._lock:
             if self.kind is TRAINING and not self.backwards and not self.wants_backward:
                 self._end(1)
+
+    def over(self, *, counted: bool) -> None:
+        """Nothing more belongs to the training that is open, as far as the adaptor can tell."""
+        with self._lock:
+            if self.kind is TRAINING and not self.backwards:
+                self._end(int(counted))
 
     # Iterations that are all alike.
 

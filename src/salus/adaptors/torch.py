@@ -6,9 +6,8 @@ How each is seen:
 - a forward: by torch's global forward pre-hook. Such a hook makes every submodule slower and is seen by torch.compile,
   so it is in place only while it looks for a top-level call. When it fires it takes itself out, and inner modules run
   at full speed. The forward's return is seen by a hook on that one module, which is there only during the call;
-- a call into compiled code: by wrapping what `torch.compile` returns, since hooks inside it run only while torch
-  compiles. A compiled module is a module, and the pre-hook sees it; but where there is a hook, torch takes a slower way
-  and looks whether to warn of it. So their class is wrapped too, which sees usual calls first.
+- a call into compiled code, and a step inside it: `torch_compiled`;
+- the replay of a captured CUDA graph: `torch_graphs`.
 
 Most scripts do the same in every iteration: forwards of the same module, backwards, one step of the same optimizer; or
 two of each in turns, or all of it inside the step; or they serve, forward after forward without gradients. Once they
@@ -20,7 +19,8 @@ Rules: a hook returns at once while torch compiles (the quick ones that are left
 not look: they are taken out before a compiled function runs), changes no argument and no result, and never raises: on
 an error in here everything is taken out again and `Iterations.fail` says so. A torch that lacks something is done
 without; it is said once. A module that owns nothing (a loss, a transform of the data) is not a model: its call begins
-no iteration. A boundary inside the capture of a CUDA graph is none, since the GPU may not be waited for there.
+no iteration. What happens while a CUDA graph is captured is told to the capture and is no part of an iteration: nothing
+runs, and the GPU may not be waited for.
 In the child of a fork everything is taken out: the lease is the parent's.
 
 Must not know: what a lease does, sockets, memory.
@@ -34,7 +34,7 @@ import os
 from collections.abc import Callable
 from sys import _getframe
 from threading import get_ident
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -54,7 +54,11 @@ from salus.adaptors.iterations import (
     is_running,
     set_installed,
 )
+from salus.adaptors.torch_compiled import CompiledCalls
+from salus.adaptors.torch_graphs import Graphs, capturing
 from salus.adaptors.torch_memory import TorchMemory
+from salus.adaptors.torch_scaler import Scalers
+from salus.adaptors.torch_trained import Trained
 from salus.client.say import say
 
 _cuda: Any = torch.cuda
@@ -99,12 +103,10 @@ class Watch:
         self._undo: list[Callable[[], None]] = []
         self._step_began = False  # and has not ended, or it raised
         self._step_code: Any = None  # of the function of torch's that calls the hooks around a step
-        self._scaled = -1  # so many steps had been taken when a loss was scaled last
         self._steps_nest = False  # or have raised, or run in several threads: only the stack tells which is outermost
         self._steps_taken = 0
         self._makes_state = False  # the step that runs
         self._stateless: dict[int, ReferenceType[Any]] = {}  # optimizers that had none after a step
-        self._optimizers: list[ReferenceType[Any]] = []
         self._looking: Any = None  # torch's dictionary of forward pre-hooks
         self._key = 0  # ours in that dictionary, and in a module's own while its call is followed
         self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed
@@ -117,7 +119,11 @@ class Watch:
         self._forwarded: list[ReferenceType[Any]] = []  # in the iteration that is open, if it is a usual one
         self._habits = Habits()
         self._sees_captures = False
-        self._compiled_classes: set[type] = set()  # of modules
+        self._trained = Trained()
+        self._compiled = CompiledCalls(self, self._trained)
+        self._graphs = Graphs(self)
+        self._scalers = Scalers(self)
+        self._graphs.codes.update(code for code in (_CALL, self._compiled.code) if code is not None)
         # One object for good: torch.compile guards on which hooks there are, and a new one would compile again.
         self._pre_hook = self._before_forward
 
@@ -128,17 +134,15 @@ class Watch:
         parts: dict[str, Callable[[], None]] = {
             "steps": self._install_steps,
             "forwards": self._install_forwards,
-            "new optimizers": lambda: self._wrap(torch.optim.Optimizer, "__init__", self._wrap_optimizer_init),
+            "new optimizers": lambda: self.wrap(torch.optim.Optimizer, "__init__", self._wrap_optimizer_init),
             "backwards": self._install_backward,
-            "skipped steps": self._install_scaler,
-            "modes": lambda: self._wrap(torch.nn.Module, "train", self._wrap_train),
+            "skipped steps": lambda: self._following.knows_code(self._scalers.install()),
+            "modes": lambda: self.wrap(torch.nn.Module, "train", self._wrap_train),
             "new models": self._install_building,
-            "captures": lambda: self._wrap(_cuda.CUDAGraph, "capture_begin", self._wrap_capture),
-            "compiled calls": lambda: self._wrap(torch, "compile", self._wrap_compile),
-            "compiled modules": self._install_compiled,
-            "compile's warnings": lambda: self._wrap(
-                _modules, "_has_any_global_hook", self._wrap_has_hooks, often=True
-            ),
+            "captures": self._install_captures,
+            "compiled calls": lambda: self.wrap(torch, "compile", self._compiled.wrap_compile),
+            "compiled modules": self._compiled.install,
+            "compile's warnings": lambda: self.wrap(_modules, "_has_any_global_hook", self._wrap_has_hooks, often=True),
         }
         missing: list[str] = []
         for part, put_in in parts.items():
@@ -151,11 +155,11 @@ class Watch:
         self.iterations.on_boundary = self._look
         self.iterations.on_failure = uninstall
         self.iterations.on_mark = self._marked
-        self.iterations.graph_is_alive = self._graph_is_alive
+        self.iterations.graph_is_alive = self._trained.graph_is_alive
 
     def uninstall(self) -> None:
         self.active = False
-        self._guarded(self._leave_usual)
+        self.guarded(self.leave_usual)
         self._ignore_forwards()
         self.iterations.on_boundary = self.iterations.on_failure = self.iterations.on_mark = None
         while self._undo:
@@ -167,7 +171,7 @@ class Watch:
         """Whether iterations follow one another, so that only their ends are looked at."""
         return self._following.on
 
-    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any], *, often: bool = False) -> None:
+    def wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any], *, often: bool = False) -> None:
         """`often`: it is called in every iteration, and does nothing where they follow one another."""
         original = getattr(owner, name)
         wrapped = functools.wraps(original)(wrapper(original))
@@ -192,6 +196,13 @@ class Watch:
         self._looking = handle.hooks_dict_ref()
         self._key = handle.id
         self._undo.append(handle.remove)
+
+    def look_for_forwards(self) -> None:
+        self._look()
+
+    def look_as_before(self) -> None:
+        if self.iterations.kind is not NONE:
+            self._ignore_forwards()
 
     def _look(self) -> None:
         """Look for the next top-level forward."""
@@ -256,11 +267,11 @@ class Watch:
             if next(reversed(module._forward_hooks)) == self._key or frame is not call:
                 del module._forward_hooks[self._key]
                 del module._forward_hooks_always_called[self._key]
-            self._forward_ended(module)
+            self.forward_ended(module)
         except Exception as error:
             self.iterations.fail(error)
 
-    def _leave_usual(self, *, has_begun: bool = False) -> None:
+    def leave_usual(self, *, has_begun: bool = False) -> None:
         """`has_begun`: the iteration that is open has; of those that follow one another it is not known by itself."""
         # In this order: iterations that follow one another are usual ones.
         followed = self.follows
@@ -274,6 +285,12 @@ class Watch:
             self.iterations.goes_on(list(modules), has_begun=has_begun)
         elif self.iterations.kind is NONE and self.memory is not None and self.active:
             self.memory.rest()
+
+    def something_else_happens(self) -> None:
+        """The iteration that is open, or is about to begin, is not like the others."""
+        if self._usual is not None or self._serving is not None:
+            self.leave_usual()
+        self._habits.saw_something_else()
 
     def _may_be_usual(self) -> bool:
         return self._looking is not None and self._sees_captures
@@ -344,9 +361,12 @@ class Watch:
         return True
 
     def _forward_began(self, module: Any, training: bool) -> bool:
-        iterations = self.iterations
+        iterations, capture = self.iterations, self._graphs.noting()
+        if capture is not None:
+            capture.saw_forward(trains=training and is_grad_enabled())
+            return False
         if self._usual is not None or self._serving is not None:
-            self._leave_usual()
+            self.leave_usual()
         self._habits.saw_forward(module, trains=training and is_grad_enabled())
         stepping = (self._step_began and self._steps_on(_getframe(1)) > 0) or (self._unseen and self._is_under_way())
         followed = iterations.forward(module, training, is_grad_enabled(), stepping)
@@ -355,7 +375,7 @@ class Watch:
             self._look()  # another thread ended it meanwhile
         return followed
 
-    def _forward_ended(self, module: Any = None) -> None:
+    def forward_ended(self, module: Any = None) -> None:
         """`module`: of which all forwards are seen; those of a compiled function are not."""
         iterations, serving = self.iterations, self._serving
         mine = iterations.kind is INFERENCE and iterations.thread == get_ident()
@@ -367,7 +387,7 @@ class Watch:
                 if serving.end(1):
                     return
                 iterations.kind = INFERENCE
-            self._leave_usual()
+            self.leave_usual()
         iterations.returned()
         if iterations.kind is TRAINING:
             self._look()
@@ -375,117 +395,57 @@ class Watch:
             quick = iterations.usual()
             self._serving = None if quick is None else Serving(get_ident(), ref(module), *quick)
 
-    def _known_optimizers(self) -> list[Any]:
-        return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
-
-    def _graph_is_alive(self) -> bool:
-        try:
-            with torch.inference_mode(False), torch.enable_grad():
-                optimizers = self._known_optimizers()
-                return not optimizers or any(
-                    parameter.requires_grad and _reached_by_graph(parameter)
-                    for optimizer in optimizers
-                    for group in optimizer.param_groups
-                    for parameter in group["params"]
-                )
-        except Exception:
-            return True  # a parameter of a kind that we do not know
-
     def _wrap_train(self, original: Any) -> Any:
         def train(module: Any, mode: bool = True) -> Any:
             # After a forward nothing is looked for until its backward, but an evaluation may come instead.
             if not mode and not is_compiling() and self.iterations.kind is TRAINING:
                 if self._usual is not None:
-                    self._guarded(self._leave_usual)
+                    self.guarded(self.leave_usual)
                 self._look()
             return original(module, mode)
 
         return train
 
-    # Compiled code.
+    def usual_forward_began(self, module: Any) -> bool:
+        usual = self._usual
+        if usual is not None and self._key in self._looking:
+            self._usual_forward_began(usual, module)
+        return usual is not None
 
-    def _wrap_compile(self, original: Any) -> Any:
-        def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-            self._stop_running_on()
-            compiled = original(model, *args, **kwargs)
-            # Without a model it is a decorator, which comes back here with one.
-            if model is None or not self.active:
-                return compiled
-            if isinstance(compiled, torch.nn.Module):
-                self._guarded(self._see_calls_of, type(compiled))
-            return self._wrap_compiled(model, compiled) if isinstance(compiled, FunctionType) else compiled
-
-        return compile
-
-    def _install_compiled(self) -> None:
-        for known in self._compiled_classes:
-            self._wrap(known, "__call__", self._wrap_compiled_module, often=True)
-
-    def _see_calls_of(self, compiled: type) -> None:
-        """Of compiled modules: in a usual iteration before torch asks whether there are hooks, which takes it long."""
-        if "__call__" in vars(compiled) and compiled not in self._compiled_classes:
-            self._compiled_classes.add(compiled)
-            self._wrap(compiled, "__call__", self._wrap_compiled_module, often=True)
-
-    def _wrap_compiled_module(self, original: Any) -> Any:
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            usual = self._usual
-            if usual is not None and self._key in self._looking and not is_compiling():
-                self._guarded(self._usual_forward_began, usual, module)
-            return original(module, *args, **kwargs)
-
-        return __call__
-
-    def _wrap_compiled(self, model: Any, compiled: Any) -> Any:
-        owner = getattr(model, "__self__", None)
-        if isinstance(owner, torch.optim.Optimizer):
-            began: Callable[[], bool] = self.iterations.step_began
-            ended: Callable[[], None] = functools.partial(self._compiled_step_ended, ref(owner))
-        else:
-            module = owner if isinstance(owner, torch.nn.Module) else None
-            began = functools.partial(self._compiled_forward_began, None if module is None else ref(module), compiled)
-            ended = self._forward_ended
-
-        @functools.wraps(compiled)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            # Dynamo may look into a step in there, and our hooks are not all made for that.
-            self._stop_running_on()
-            # Only the call that comes first in an iteration, or is a step, is of interest.
-            if is_compiling() or not self.active or not self._guarded(began):
-                return compiled(*args, **kwargs)
-            try:
-                return compiled(*args, **kwargs)
-            finally:
-                self._guarded(ended)
-
-        return call
-
-    def _compiled_forward_began(self, module_ref: ReferenceType[Any] | None, compiled: Any) -> bool:
+    def compiled_forward_began(self, module: Any) -> bool:
         self._habits.saw_something_else()
         if self._looking is not None and self._key not in self._looking:
             return False
-        module = compiled if module_ref is None else module_ref()
         return self._forward_began(module, getattr(module, "training", True))
 
-    def _compiled_step_ended(self, optimizer: ReferenceType[Any]) -> None:
-        stepped = optimizer()
-        if stepped is not None and not _capturing():
-            self.iterations.step_ended(stepped)
+    def compiled_step_began(self) -> None:
+        if self._graphs.noting() is None:
+            self.iterations.step_began()
 
-    def _stop_running_on(self, *, has_begun: bool = False) -> None:
+    def step_of_no_hook_ended(self, *optimizers: Any) -> None:
+        self._steps_taken += 1
+        capture = self._graphs.noting()
+        if capture is not None:
+            for optimizer in optimizers:
+                capture.saw_step(optimizer)
+        elif not self._step_began and not capturing():
+            self.iterations.step_ended(*optimizers)
+
+    def stop_running_on(self, *, has_begun: bool = False) -> None:
         if self.follows:
-            self._guarded(functools.partial(self._leave_usual, has_begun=has_begun))
+            self.guarded(functools.partial(self.leave_usual, has_begun=has_begun))
 
-    def _wrap_capture(self, original: Any) -> Any:
+    def _install_captures(self) -> None:
+        self.wrap(_cuda.CUDAGraph, "capture_begin", self._graphs.wrap_begin)
+        self.wrap(_cuda.CUDAGraph, "capture_end", self._graphs.wrap_end)
         self._sees_captures = True
-        return self._wrap_unusual(original)
 
     def _wrap_unusual(self, original: Any) -> Any:
         """After this iterations may be others, and what is allocated is not like what was."""
 
         def unusual(*args: Any, **kwargs: Any) -> Any:
             if self._usual is not None or self._serving is not None:
-                self._guarded(self._leave_usual)
+                self.guarded(self.leave_usual)
             return original(*args, **kwargs)
 
         return unusual
@@ -493,9 +453,9 @@ class Watch:
     def _install_building(self) -> None:
         # What a model is made of stays: it does not belong in the lane, where who is usual stays between iterations.
         for name in ("register_parameter", "_apply"):
-            self._wrap(torch.nn.Module, name, self._wrap_unusual)
+            self.wrap(torch.nn.Module, name, self._wrap_unusual)
         # And a step may be made in such a hook, within a backward.
-        self._wrap(torch.Tensor, "register_post_accumulate_grad_hook", self._wrap_unusual)
+        self.wrap(torch.Tensor, "register_post_accumulate_grad_hook", self._wrap_unusual)
 
     def _wrap_has_hooks(self, original: Any) -> Any:
         def has_any_global_hook() -> bool:
@@ -516,7 +476,7 @@ class Watch:
         # Torch's own call of its engine, where that is: nobody else looks it up, or keeps it.
         name = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
         self._following.knows_code(torch.autograd.backward.__code__)
-        self._wrap(torch.autograd, name, self._wrap_backward, often=True)
+        self.wrap(torch.autograd, name, self._wrap_backward, often=True)
 
     def _wrap_backward(self, original: Any) -> Any:
         engine = getattr(original, "__name__", "") == "_engine_run_backward"
@@ -526,13 +486,16 @@ class Watch:
                 return original(*args, **kwargs)
             if engine and not kwargs.get("accumulate_grad"):
                 return original(*args, **kwargs)  # of torch.autograd.grad
-            iterations = self.iterations
+            iterations, capture = self.iterations, self._graphs.noting()
+            if capture is not None:
+                capture.saw_backward()
+                return original(*args, **kwargs)
             # (tensors, grad_tensors, retain_graph, create_graph): a graph that is kept may be run through again.
             keeps = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
             if self._usual is not None:
                 if iterations.kind is TRAINING and not keeps and not iterations.backwards:
                     return self._usual_backward(original, args, kwargs)
-                self._guarded(self._leave_usual)
+                self.guarded(self.leave_usual)
             graph_is_gone = False
             try:
                 try:
@@ -563,7 +526,7 @@ class Watch:
             return result
         finally:
             if self.iterations.stepped_in_backward:
-                self._guarded(self.iterations.backward_ended, True)
+                self.guarded(self.iterations.backward_ended, True)
             elif running:
                 running.pop()
             self._look()  # what comes may be an evaluation, instead of the step
@@ -593,9 +556,8 @@ class Watch:
     def _wrap_optimizer_init(self, original: Any) -> Any:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self.iterations.has_optimizer = True
-            self._optimizers = [known for known in self._optimizers if known() is not None]
-            self._optimizers.append(ref(optimizer))
-            self._stop_running_on()
+            self._trained.add(optimizer)
+            self.stop_running_on()
             original(optimizer, *args, **kwargs)
 
         return __init__
@@ -604,11 +566,13 @@ class Watch:
         if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
             return
         try:
+            if self._graphs.noting() is not None:
+                return
             usual = self._usual
             if usual is not None:
                 if not self.follows and self._usual_step_began(usual, optimizer, args, kwargs):
                     return
-                self._leave_usual()
+                self.leave_usual()
             if self._step_began:
                 self._steps_nest = True
             elif self._step_code is None:
@@ -657,11 +621,16 @@ class Watch:
         if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
             return
         try:
+            capture = self._graphs.noting()
+            if capture is not None:
+                self._steps_taken += 1
+                capture.saw_step(optimizer)
+                return
             usual = self._usual
             if usual is not None:
                 if not self.follows and self._usual_step_ended(usual, optimizer):
                     return
-                self._leave_usual(has_begun=True)
+                self.leave_usual(has_begun=True)
             if self._steps_nest and self._steps_on(_getframe(1)) > 1:
                 return  # of a subclass that calls super().step(), or of an optimizer around this one
             self._step_began = False
@@ -673,7 +642,7 @@ class Watch:
                     self._stateless = with_one_more(self._stateless, id(optimizer), ref(optimizer))
                 if memory is not None and self.iterations.kind is not NONE:
                     memory.first_step_ended()
-            if (memory is not None and not memory.gpu_is_used) or not _capturing():
+            if (memory is not None and not memory.gpu_is_used) or not capturing():
                 self.iterations.step_ended(optimizer)
                 if self._habits.saw_step(optimizer) and self._may_be_usual():
                     self._usual, self._usual_times = self._habits.usual(self.iterations), 0
@@ -707,6 +676,9 @@ class Watch:
             self._run_on(usual)
         return True
 
+    def steps_taken(self) -> int:
+        return self._steps_taken + self._following.steps_taken
+
     def _steps_on(self, frame: Any) -> int:
         """Of how many steps of optimizers does this frame lie within?"""
         steps = 0
@@ -715,50 +687,7 @@ class Watch:
             frame = frame.f_back
         return steps
 
-    def _install_scaler(self) -> None:
-        from torch.amp.grad_scaler import GradScaler
-
-        self._following.knows_code(GradScaler.step.__code__)
-        self._wrap(GradScaler, "scale", self._wrap_scaler_scale)
-        self._wrap(GradScaler, "step", self._wrap_scaler_step)
-        self._wrap(GradScaler, "update", self._wrap_scaler_update)
-
-    def _all_steps(self) -> int:
-        return self._steps_taken + self._following.steps_taken
-
-    def _wrap_scaler_scale(self, original: Any) -> Any:
-        def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            self._scaled = self._all_steps()
-            return original(scaler, *args, **kwargs)
-
-        return scale
-
-    def _wrap_scaler_step(self, original: Any) -> Any:
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self._all_steps()
-            result = original(scaler, optimizer, *args, **kwargs)
-            self._scaled = -1
-            if self.active and self._all_steps() == before and not is_compiling():
-                self._stop_running_on(has_begun=True)
-                self._guarded(self.iterations.step_ended, optimizer)
-            return result
-
-        return step
-
-    def _wrap_scaler_update(self, original: Any) -> Any:
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scaler, *args, **kwargs)
-            # (Of iterations that follow one another, the one that is open may not have begun.)
-            open_one = not self.follows or self._scaled == self._all_steps()
-            if self.active and open_one and not is_compiling() and not _capturing():
-                self._scaled = -1
-                self._stop_running_on(has_begun=True)
-                self._guarded(self.iterations.scaler_updated)
-            return result
-
-        return update
-
-    def _guarded(self, report: Callable[..., Any], *args: Any) -> Any:
+    def guarded(self, report: Callable[..., Any], *args: Any) -> Any:
         try:
             return report(*args)
         except Exception as error:
@@ -784,28 +713,6 @@ def _is_inside_another(frame: Any) -> bool:
 def _has_closure(args: Any, kwargs: Any) -> bool:
     """Of a step; the first of its arguments is the optimizer."""
     return any(arg is not None for arg in args[1:]) or kwargs.get("closure") is not None
-
-
-class _Token:
-    __slots__ = ("__weakref__",)
-
-
-def _reached_by_graph(parameter: Any) -> bool:
-    """Is a graph alive through which a backward would reach this parameter?
-
-    All such graphs share one node, which lives as long as the last of them. What we hang on it (on its metadata, where
-    anomaly detection keeps notes) dies at once if there is none.
-    """
-    node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
-    token = _Token()
-    node.metadata["salus"] = token
-    alive = ref(token)
-    del node, token
-    return alive() is not None
-
-
-def _capturing() -> bool:
-    return bool(_cuda.is_initialized() and _cuda.is_current_stream_capturing())
 
 
 def _after_fork() -> None:
