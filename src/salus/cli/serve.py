@@ -5,167 +5,152 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pwd
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from salus.cli.options import complete_policy, parsed
+from salus.cli.options import complete_policy, option_of
+from salus.config import schema
+from salus.config.load import Settings, load, naming
 from salus.core.model import GpuConfig
 from salus.errors import RequestRejected
 from salus.paths import socket_path, state_dir
 from salus.registry import open_registry
+from salus.service.access import access_of
 from salus.service.devices import Device
 from salus.service.gpu import Gpu, Nvml, choose_all
-from salus.units import format_bytes, parse_bytes, parse_duration
+from salus.units import format_bytes
+
+if TYPE_CHECKING:
+    from salus.service.server import Options
 
 
 def serve(
-    policy: Annotated[
-        str, typer.Option(help="Who runs when; see salus policy.", autocompletion=complete_policy)
-    ] = "fair",
-    quantum: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME",
-            help="A lease lasts at least this long, with a unit, like 20ms; longer between jobs that have taken turns "
-            "for minutes. 0 switches at every boundary.",
-        ),
-    ] = "20ms",
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|cuda|host",
-            help="What is shared: the GPUs, or the processor where there is none; host:2 is as if there were two.",
-        ),
-    ] = "auto",
-    gpu: Annotated[
-        str | None, typer.Option(metavar="N|UUID", help="Which GPU, or several separated by commas. Default: all.")
-    ] = None,
-    capacity: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory to share on each, as on a smaller one. Default: all.")
-    ] = None,
-    reserve: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory to leave to others on the GPU, besides what they use already.")
-    ] = "256MiB",
-    host_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Memory of the host for jobs that are paged out, divided among the GPUs; 0: none are. "
-            "Default: half of what is available.",
-        ),
-    ] = None,
-    stuck_after: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="A job that ends no iteration for this long holds nobody else up; 0: never."),
-    ] = "60s",
-    mps: Annotated[
-        str,
-        typer.Option(
-            metavar="off|auto|on",
-            help="Run jobs side by side under NVIDIA MPS. Faster for small ones; but a fatal fault of one ends all.",
-        ),
-    ] = "off",
-    users: Annotated[
-        str, typer.Option(metavar="NAMES|all", help="Other users who may run jobs here, separated by commas.")
-    ] = "",
-    visible: Annotated[bool, typer.Option("--visible", help="Let users see one another's jobs.")] = False,
-    share_lanes_between_users: Annotated[
-        bool,
-        typer.Option(
-            "--share-lanes-between-users", help="Jobs of several users in one lane; each clears what it leaves there."
-        ),
-    ] = False,
-    scrub: Annotated[
-        bool, typer.Option("--scrub", help="Clear what a job leaves in its lane at every switch.")
-    ] = False,
-    journal: Annotated[bool, typer.Option(help="Keep a journal of every decision, for salus replay.")] = True,
-    on_stop: Annotated[
-        str, typer.Option(metavar="release|drain", help="What SIGTERM does: jobs go on unmanaged, or are waited for.")
-    ] = "release",
-    linger: Annotated[bool, typer.Option("--linger", help="End when the last job has.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens.")] = False,
+    policy: Annotated[str | None, option_of(schema.POLICY, autocompletion=complete_policy)] = None,
+    quantum: Annotated[str | None, option_of(schema.QUANTUM)] = None,
+    device: Annotated[str | None, option_of(schema.DEVICE)] = None,
+    gpu: Annotated[str | None, option_of(schema.GPU)] = None,
+    capacity: Annotated[str | None, option_of(schema.CAPACITY)] = None,
+    reserve: Annotated[str | None, option_of(schema.RESERVE)] = None,
+    host_memory: Annotated[str | None, option_of(schema.HOST_MEMORY)] = None,
+    stuck_after: Annotated[str | None, option_of(schema.STUCK_AFTER)] = None,
+    mps: Annotated[str | None, option_of(schema.MPS)] = None,
+    users: Annotated[str | None, option_of(schema.USERS)] = None,
+    visible: Annotated[bool | None, option_of(schema.VISIBLE)] = None,
+    share_lanes_between_users: Annotated[bool | None, option_of(schema.SHARE_LANES)] = None,
+    scrub: Annotated[bool | None, option_of(schema.SCRUB)] = None,
+    journal: Annotated[bool | None, option_of(schema.JOURNAL)] = None,
+    on_stop: Annotated[str | None, option_of(schema.ON_STOP)] = None,
+    linger: Annotated[bool | None, option_of(schema.LINGER)] = None,
+    verbose: Annotated[bool | None, option_of(schema.VERBOSE, short="-v")] = None,
 ) -> None:
     """Run the service that shares the device. `salus run` starts one by itself when there is none.
 
+    What is not given as an option is taken from the settings; see `salus config`.
+
     Example: `salus serve --policy srtf --quantum 50ms`
     """
-    from salus.service.server import Options, Server
-
-    if on_stop not in ("release", "drain"):
-        raise RequestRejected(f"--on-stop: {on_stop!r} is not understood; expected release or drain")
-    if mps not in ("off", "auto", "on"):
-        raise RequestRejected(f"--mps: {mps!r:.60} is not understood; expected off, auto or on")
-    if mps == "on" and users:
-        raise RequestRejected("--mps: MPS serves one user at a time; leave one of --mps and --users out")
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="salus: %(asctime)s %(message)s", datefmt="%H:%M:%S"
+    settings = load(
+        options={
+            schema.POLICY: policy,
+            schema.QUANTUM: quantum,
+            schema.DEVICE: device,
+            schema.GPU: gpu,
+            schema.CAPACITY: capacity,
+            schema.RESERVE: reserve,
+            schema.HOST_MEMORY: host_memory,
+            schema.STUCK_AFTER: stuck_after,
+            schema.MPS: mps,
+            schema.USERS: users,
+            schema.VISIBLE: visible,
+            schema.SHARE_LANES: share_lanes_between_users,
+            schema.SCRUB: scrub,
+            schema.JOURNAL: journal,
+            schema.ON_STOP: on_stop,
+            schema.LINGER: linger,
+            schema.VERBOSE: verbose,
+        }
     )
-    reserve_bytes = parsed("--reserve", parse_bytes, reserve)
-    chosen = _with_room([_without_our_jobs(one) for one in _choose(device, gpu)], reserve_bytes, named=gpu is not None)
+    raise typer.Exit(asyncio.run(_serve(settings)))
+
+
+async def _serve(settings: Settings) -> int:
+    from salus.service.server import Server
+
+    logging.basicConfig(
+        level=logging.INFO if settings[schema.VERBOSE] else logging.WARNING,
+        format="salus: %(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    options = _options(settings)
+
+    def started() -> None:
+        what = ", ".join(f"{one.title}: {format_bytes(one.config.capacity_bytes)}" for one in options.devices)
+        typer.echo(f"salus: serves {what}; on {options.socket}, policy {options.policy}", err=True)
+
+    return await Server(options).run(started)
+
+
+def _options(settings: Settings) -> Options:
+    from salus.service.server import Options
+
+    names = settings[schema.USERS]
+    with naming(settings, schema.USERS):
+        access = access_of(names)
+    mps = settings[schema.MPS]
+    if mps == "on" and access.for_others:
+        raise RequestRejected(
+            f"{settings.label(schema.MPS)}: MPS serves one user at a time; leave one of --mps and --users out"
+        )
+    return Options(
+        socket=socket_path(),
+        state=state_dir(),
+        devices=_devices(settings),
+        policy=settings[schema.POLICY],
+        journal=settings[schema.JOURNAL],
+        linger=settings[schema.LINGER],
+        access=access,
+        visible=settings[schema.VISIBLE],
+        scrub=settings[schema.SCRUB],
+        stuck_after_s=settings[schema.STUCK_AFTER],
+        on_stop=settings[schema.ON_STOP],
+        mps="off" if access.for_others else mps,
+    )
+
+
+def _devices(settings: Settings) -> tuple[Device, ...]:
+    reserve_bytes = settings[schema.RESERVE]
+    found = [_without_our_jobs(one) for one in _choose(settings)]
+    chosen = _with_room(found, reserve_bytes, named=settings.get(schema.GPU) is not None)
     devices = []
     for number, one in enumerate(chosen):
         room_bytes = _room(one, reserve_bytes)
         config = GpuConfig(
-            capacity_bytes=_size(one, capacity, room_bytes),
-            quantum_s=parsed("--quantum", _parse_quantum, quantum),
+            capacity_bytes=_capacity(one, settings, room_bytes),
+            quantum_s=settings[schema.QUANTUM],
             # To each its part: two that count on the same memory would both be wrong.
-            host_bytes=_host_bytes(host_memory) // len(chosen),
-            share_lanes_between_users=share_lanes_between_users,
+            host_bytes=_host_bytes(settings.get(schema.HOST_MEMORY)) // len(chosen),
+            share_lanes_between_users=settings[schema.SHARE_LANES],
         )
         devices.append(Device(config, one, number, room_bytes))
-    options = Options(
-        socket=socket_path(),
-        state=state_dir(),
-        devices=tuple(devices),
-        policy=policy,
-        journal=journal,
-        linger=linger,
-        users=_users(users),
-        visible=visible,
-        scrub=scrub,
-        stuck_after_s=parsed("--stuck-after", parse_duration, stuck_after),
-        on_stop=on_stop,
-        mps="off" if users else mps,
-    )
-
-    def started() -> None:
-        what = ", ".join(f"{one.title}: {format_bytes(one.config.capacity_bytes)}" for one in devices)
-        typer.echo(f"salus: serves {what}; on {options.socket}, policy {policy}", err=True)
-
-    async def serve_until_told() -> int:
-        return await Server(options).run(started)
-
-    raise typer.Exit(asyncio.run(serve_until_told()))
+    return tuple(devices)
 
 
-def _parse_quantum(text: str) -> float:
-    """Who writes 20 means milliseconds, and a bare number would be seconds."""
-    quantum_s = parse_duration(text)
-    if quantum_s and not text.strip()[-1].isalpha():
-        raise RequestRejected(f"{text!r} has no unit; write {quantum_s:g}ms or {quantum_s:g}s")
-    return quantum_s
-
-
-def _choose(device: str, wanted: str | None) -> list[Gpu | None]:
+def _choose(settings: Settings) -> list[Gpu | None]:
     """None: the host device."""
-    kind, colon, count = device.partition(":")
-    several = not colon or (kind == "host" and re.fullmatch("[1-9][0-9]?", count) is not None)
-    if kind not in ("auto", "cuda", "host") or not several:
-        raise RequestRejected(
-            f"--device: {device!r:.60} is not understood; expected auto, cuda, host, or host:N with up to 99"
-        )
+    kind, _, count = settings[schema.DEVICE].partition(":")
+    wanted = settings.get(schema.GPU)
     if kind == "host":
         if wanted is not None:
-            raise RequestRejected("--gpu: with --device host there is none; leave one of the two out")
+            raise RequestRejected(
+                f"{settings.label(schema.GPU)}: with --device host there is none; leave one of the two out"
+            )
         return [None] * int(count or 1)
     found = choose_all(Nvml().gpus(), wanted)
-    if not found and device == "cuda":
-        raise RequestRejected("--device: there is no GPU here; salus doctor says more")
+    if not found and kind == "cuda":
+        raise RequestRejected(f"{settings.label(schema.DEVICE)}: there is no GPU here; salus doctor says more")
     return [*found] or [None]
 
 
@@ -198,29 +183,20 @@ def _room(gpu: Gpu | None, reserve_bytes: int) -> int:
     return gpu.total_bytes - gpu.used_bytes - reserve_bytes
 
 
-def _users(names: str) -> frozenset[int] | None:
-    """Their numbers; None: everyone."""
-    if names == "all":
-        return None
-    found = set()
-    for name in filter(None, names.split(",")):
-        try:
-            found.add(int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid)
-        except KeyError:
-            raise RequestRejected(f"--users: there is no user {name!r} here; write names separated by commas") from None
-    return frozenset(found)
-
-
-def _host_bytes(asked: str | None) -> int:
+def _host_bytes(asked: int | None) -> int:
+    """Without a setting: half of what is available."""
     if asked is not None:
-        return parsed("--host-memory", parse_bytes, asked)
+        return asked
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) * 1024 // 2
 
 
-def _size(gpu: Gpu | None, capacity: str | None, room_bytes: int) -> int:
-    size = parsed("--capacity", parse_bytes, capacity) if capacity is not None else room_bytes
+def _capacity(gpu: Gpu | None, settings: Settings, room_bytes: int) -> int:
+    asked = settings.get(schema.CAPACITY)
+    size = room_bytes if asked is None else asked
     if size <= 0:
-        raise RequestRejected(f"--capacity: {format_bytes(max(size, 0))} is nothing to share; write it like 16GiB")
+        raise RequestRejected(
+            f"{settings.label(schema.CAPACITY)}: {format_bytes(max(size, 0))} is nothing to share; write it like 16GiB"
+        )
     # On the host device it is only a number to plan with; a GPU has what it has.
     return size if gpu is None else min(size, room_bytes)

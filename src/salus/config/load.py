@@ -11,9 +11,10 @@ Settings come from five places, and a later one wins:
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -129,6 +130,15 @@ def load(
             option = Source(Origin.OPTION, f"--{setting.keys[-1]}")
             found[setting.keys] = _read(setting, setting.keys, given, option)
     return Settings(found, machine_wide)
+
+
+@contextlib.contextmanager
+def naming(settings: Settings, setting: Setting[Any]) -> Iterator[None]:
+    """What is wrong with a setting's value is said with where the value comes from."""
+    try:
+        yield
+    except RequestRejected as error:
+        raise RequestRejected(f"{settings.label(setting)}: {error}") from None
 
 
 def setting_of(keys: Keys) -> Setting[Any]:

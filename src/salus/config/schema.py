@@ -8,7 +8,7 @@ messages know it from here, and a test compares docs/configuration.md with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
@@ -18,19 +18,20 @@ from salus.plugins import load_policy
 from salus.units import parse_bytes, parse_duration
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
 # What a value may be.
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T_co]):
+class Kind(Generic[T]):
     expected: str
     """As a person is told: `a size, like 16GiB`."""
-    parse: Callable[[str], T_co]
+    parse: Callable[[str], T]
     bare: bool = False
     """Written to a file without quotes: a number, true or false."""
+    metavar: str | None = None
+    """What stands for a value in the help of an option; None: what is expected."""
 
 
 def _one_of(*choices: str) -> Kind[str]:
@@ -41,7 +42,7 @@ def _one_of(*choices: str) -> Kind[str]:
             raise RequestRejected(f"{text!r:.60} is not understood; expected {expected}")
         return text
 
-    return Kind(expected, parse)
+    return Kind(expected, parse, metavar="|".join(choices))
 
 
 def _parse_switch(text: str) -> bool:
@@ -69,7 +70,7 @@ def _parse_device(text: str) -> str:
     return text
 
 
-def _parse_names(text: str) -> tuple[str, ...]:
+def _parse_names(text: str) -> Sequence[str]:
     return tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
@@ -99,11 +100,11 @@ def whole_number(least: int, most: int) -> Kind[int]:
     return Kind(expected, parse, bare=True)
 
 
-SIZE = Kind("a size, like 16GiB", parse_bytes)
-TIME = Kind("a time, like 90s or 1h30m", parse_duration)
+SIZE = Kind("a size, like 16GiB", parse_bytes, metavar="SIZE")
+TIME = Kind("a time, like 90s or 1h30m", parse_duration, metavar="TIME")
 SWITCH = Kind("true or false", _parse_switch, bare=True)
-TEXT = Kind("text", str)
-NAMES = Kind("names, separated by commas", _parse_names)
+GPUS = Kind("a number or a UUID, or several separated by commas", str, metavar="N|UUID")
+NAMES = Kind("names, separated by commas", _parse_names, metavar="NAMES|all")
 
 
 # The settings.
@@ -136,21 +137,26 @@ class Setting(Generic[T]):
         return self.machine_default if machine_wide and self.machine_default is not None else self.default
 
 
-POLICY = Setting("service.policy", Kind("a policy, see salus policy", _parse_policy), "Who runs when.", "fair")
+POLICY = Setting(
+    "service.policy",
+    Kind("a policy, see salus policy", _parse_policy, metavar="POLICY"),
+    "Who runs when; see salus policy.",
+    "fair",
+)
 QUANTUM = Setting(
     "service.quantum",
-    Kind("a time with a unit, like 20ms", _parse_quantum),
+    Kind("a time with a unit, like 20ms", _parse_quantum, metavar="TIME"),
     "A lease lasts at least this long; longer between jobs that have taken turns for minutes. 0 switches at every "
     "boundary.",
     "20ms",
 )
 DEVICE = Setting(
     "service.device",
-    Kind("auto, cuda, host or host:N", _parse_device),
+    Kind("auto, cuda, host or host:N", _parse_device, metavar="auto|cuda|host"),
     "What is shared: the GPUs, or the processor where there is none; host:2 is as if there were two.",
     "auto",
 )
-GPU = Setting("service.gpu", TEXT, "Which GPU, or several separated by commas, by number or UUID.", if_unset="all")
+GPU = Setting("service.gpu", GPUS, "Which GPU, or several separated by commas, by number or UUID.", if_unset="all")
 CAPACITY = Setting("service.capacity", SIZE, "Memory to share on each GPU, as on a smaller one.", if_unset="all")
 RESERVE = Setting(
     "service.reserve", SIZE, "Memory to leave to others on the GPU, besides what they use already.", "256MiB"

@@ -16,6 +16,12 @@ class NoSuchJob(RequestRejected):
     code = "no-such-job"
 
 
+class NotLetIn(RequestRejected):
+    """The service serves other users than this one."""
+
+    code = "not-let-in"
+
+
 _CLASSES: dict[str, type[SalusError]] = {
     error.code: error
     for error in (
@@ -27,6 +33,7 @@ _CLASSES: dict[str, type[SalusError]] = {
         ProtocolError,
         VersionMismatch,
         NoSuchJob,
+        NotLetIn,
     )
 }
 

@@ -27,8 +27,9 @@ from salus.errors import NoService, RequestRejected, SalusError, ServiceUnavaila
 from salus.paths import make_private, take_over
 from salus.plugins import load_policy
 from salus.protocol import messages as msg
-from salus.protocol.errors import NoSuchJob, to_message, version_mismatch
+from salus.protocol.errors import NoSuchJob, NotLetIn, to_message, version_mismatch
 from salus.registry import FILE, Record, Registry, SavedJob
+from salus.service.access import NOBODY_ELSE, Access
 from salus.service.address import Address
 from salus.service.connection import Connection
 from salus.service.devices import Device, allowed
@@ -67,8 +68,8 @@ class Options:
     journal: bool = True
     linger: bool = False
     """End when the last job has: the service was started by `salus run`."""
-    users: frozenset[int] | None = frozenset()
-    """Other users who may run jobs here; None: everyone."""
+    access: Access = NOBODY_ELSE
+    """Who else may run jobs here."""
     visible: bool = False
     """Everyone sees everyone's jobs."""
     scrub: bool = False
@@ -92,7 +93,7 @@ class Server:
         self._launchers: dict[Connection, LiveJob] = {}
         self._workers: dict[Connection, LiveJob] = {}
         _allow_many_descriptors()
-        self._address = Address(options.socket, for_others=options.users != frozenset())
+        self._address = Address(options.socket, for_others=options.access.for_others)
         take_over(options.state, "SALUS_STATE_DIR")
         journal_folder = make_private(options.state / "journal", "SALUS_STATE_DIR")
         self._history = History(options.state / "history.sqlite")
@@ -232,13 +233,13 @@ class Server:
             return
         connection = Connection(sock, self._on_message, self._on_closed)
         self._connections.add(connection)
-        if self._may_speak(connection):
+        if self._options.access.lets_in(connection.uid):
             connection.listen()
         else:
             log.warning("user %d was turned away", connection.uid)
             connection.send(
                 msg.Failed(
-                    RequestRejected.code,
+                    NotLetIn.code,
                     f"this service belongs to user {os.getuid()}, who has not let you in (salus serve --users); "
                     "start your own",
                 )
@@ -272,9 +273,6 @@ class Server:
             launched.live.launcher_lost(launched)
 
     def _on_message(self, connection: Connection, message: msg.Message) -> None:
-        if not self._may_speak(connection):
-            connection.close()
-            return
         if not connection.greeted and not isinstance(message, msg.Hello):
             raise msg.ProtocolError("a message before hello")
         try:
@@ -442,10 +440,6 @@ class Server:
         if job is None or job.job_id not in job.live.jobs or job.worker is not connection:
             raise msg.ProtocolError("a lease message from a process that is not attached")
         return job
-
-    def _may_speak(self, connection: Connection) -> bool:
-        users = self._options.users
-        return connection.uid == os.getuid() or users is None or connection.uid in users
 
     def _is_administrator(self, connection: Connection) -> bool:
         return connection.uid in (os.getuid(), 0)
