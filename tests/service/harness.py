@@ -56,6 +56,9 @@ class Service:
             **{key: value for key, value in os.environ.items() if not key.startswith("SALUS_")},
             "SALUS_RUNTIME_DIR": str(folder / "run"),
             "SALUS_STATE_DIR": str(folder / "state"),
+            # Not those of whoever runs the tests, nor of their machine.
+            "SALUS_CONFIG": str(folder / "config.toml"),
+            "SALUS_SYSTEM_CONFIG_DIR": str(folder / "etc"),
             "PYTHONPATH": f"{SOURCE}{os.pathsep}{SOURCE.parent}",
         }
         self.socket = folder / "run" / "service.sock"

@@ -42,6 +42,9 @@ class OwnService:
             **self.bare_environment,
             "SALUS_RUNTIME_DIR": str(self.socket.parent),
             "SALUS_STATE_DIR": str(self.state),
+            # What somebody has set for their work must not change what is measured.
+            "SALUS_CONFIG": str(folder / "config.toml"),
+            "SALUS_SYSTEM_CONFIG_DIR": str(folder / "etc"),
         }
         self._service = self._start("serve", *self._options)
         try:

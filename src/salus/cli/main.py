@@ -11,7 +11,7 @@ import sys
 import typer
 
 from salus import __version__
-from salus.cli import bench, demo, doctor, jobs, policy, replay, run, serve, simulate, top
+from salus.cli import bench, config, demo, doctor, jobs, policy, replay, run, serve, simulate, top
 from salus.errors import SalusError
 
 # Typer has brought its own copy of click since 0.29, and needed click before: either way, the base of its usage errors.
@@ -42,6 +42,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
+app.add_typer(config.app, name="config")
 
 
 def _show_version(wanted: bool) -> None:

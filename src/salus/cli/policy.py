@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from salus.cli.config import write
 from salus.cli.console import make_console
 from salus.cli.options import complete_policy
 from salus.client.launch import connect
-from salus.errors import ServiceUnavailable
+from salus.config.load import load
+from salus.config.schema import POLICY
+from salus.errors import NoService, RequestRejected, ServiceUnavailable
 from salus.plugins import load_policy, policy_classes
 from salus.protocol import messages as msg
 
@@ -21,18 +24,45 @@ def policy(
         str | None,
         typer.Argument(metavar="[POLICY]", help="Change to this one, at once.", autocompletion=complete_policy),
     ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Only for the service that runs now; do not write it to the settings.")
+    ] = False,
 ) -> None:
-    """Change the policy of the running service, or list the policies there are.
+    """Change the policy, or list the policies there are.
 
-    Write a parameter behind the name: `fair:by=memory`, `srtf:fill=off`.
+    The running service changes at once, and the policy is written to your settings, so that the next service has it
+    too. Write a parameter behind the name: `fair:by=memory`, `srtf:fill=off`.
+
     Example: `salus policy srtf`
     """
     if name is not None:
         load_policy(name)
+        typer.echo(_change(name, once))
+    elif once:
+        raise RequestRejected("--once: name the policy to change to, like salus policy srtf --once")
+    else:
+        _show()
+
+
+def _change(name: str, once: bool) -> str:
+    try:
         with connect(start=False) as connection:
             done: msg.Done = connection.request(msg.SetPolicy(name))
-        typer.echo(done.text)
-        return
+            changed = done.text
+    except NoService:
+        if once:
+            raise
+        changed = "no service runs now"
+    if once:
+        return changed
+    try:
+        written = write(POLICY.keys, name, machine_wide=False)
+    except RequestRejected as error:
+        raise RequestRejected(f"{changed}; but the next service will not have it: {error}") from None
+    return f"{changed}; the next service has {name} too, by {written.path}{written.but}"
+
+
+def _show() -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("policy", "what it does", "parameters"):
         table.add_column(column)
@@ -41,9 +71,12 @@ def policy(
         table.add_row(known, inspect.cleandoc(found.__doc__ or "").partition("\n")[0], "\n".join(options))
     console = make_console()
     console.print(table)
+    console.print()
     try:
         with connect(start=False) as connection:
             status: msg.Status = connection.request(msg.GetStatus())
-        console.print(f"\nthe service runs {status.status['policy']}", highlight=False)
+        console.print(f"the service runs {status.status['policy']}", highlight=False)
     except ServiceUnavailable:
-        pass
+        settings = load()
+        source = settings.source(POLICY)
+        console.print(f"no service runs; the next one has {settings[POLICY]} ({source})", highlight=False)

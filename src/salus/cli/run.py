@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
-from salus.cli.options import parsed
+from salus.cli.options import option_of, parsed
 from salus.client import launch
+from salus.config.load import load
+from salus.config.schema import IF_NO_SERVICE
 from salus.core.model import HEAVIEST, LIGHTEST
 from salus.errors import RequestRejected
 from salus.paths import make_private, state_dir, take_over
@@ -61,12 +63,7 @@ def run(
     ephemeral: Ephemeral = None,
     gpu: OnGpu = None,
     sm_share: SmShare = None,
-    if_no_service: Annotated[
-        str,
-        typer.Option(
-            metavar="refuse|run", help="What to do where no service can be had: nothing, or run the command unmanaged."
-        ),
-    ] = "refuse",
+    if_no_service: Annotated[str | None, option_of(IF_NO_SERVICE)] = None,
 ) -> None:
     """Run a command as a job that shares the device. Input, output, signals and exit status pass through.
 
@@ -75,9 +72,8 @@ def run(
     Example: `salus run --name big --weight 2 --ephemeral 4GiB -- python train.py --epochs 3`
     """
     asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu, sm_share)
-    if if_no_service not in ("refuse", "run"):
-        raise RequestRejected(f"--if-no-service: {if_no_service!r} is not understood; expected refuse or run")
-    raise typer.Exit(launch.run(asked, unmanaged_if_none=if_no_service == "run"))
+    settings = load(options={IF_NO_SERVICE: if_no_service})
+    raise typer.Exit(launch.run(asked, unmanaged_if_none=settings[IF_NO_SERVICE] == "run"))
 
 
 def submit(

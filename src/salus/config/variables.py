@@ -1,0 +1,43 @@
+"""Variables of the environment that are no settings: where things are, what a job is given, what tests need.
+
+Every setting has a variable too: SALUS_SERVICE_POLICY for service.policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from salus.config.schema import SETTINGS
+
+
+class For(Enum):
+    USERS = "users"
+    JOBS = "jobs: set by salus run"
+    TESTS = "tests and packagers"
+
+
+@dataclass(frozen=True)
+class Variable:
+    name: str
+    who: For
+    help: str
+
+
+VARIABLES = (
+    Variable("SALUS_SOCKET", For.USERS, "The socket of the service to use, or to serve at."),
+    Variable("SALUS_RUNTIME_DIR", For.USERS, "The folder of the socket. Default: $XDG_RUNTIME_DIR/salus."),
+    Variable("SALUS_STATE_DIR", For.USERS, "The folder of journal, history, records and output of jobs."),
+    Variable("SALUS_CONFIG", For.USERS, "The user's settings file. Default: ~/.config/salus/config.toml."),
+    Variable("SALUS_RECONNECT_S", For.USERS, "Seconds for which a job waits for a service that was killed."),
+    Variable("SALUS_POISON", For.TESTS, "1: fill the lane with NaN patterns at every switch."),
+    Variable("SALUS_TRACE", For.TESTS, "A file that a job writes the times of its switches to."),
+    Variable("SALUS_JOB", For.JOBS, "The job's id."),
+    Variable("SALUS_TOKEN", For.JOBS, "By which the service knows a process of the job."),
+    Variable("SALUS_GPU", For.JOBS, "The GPU that the job was given."),
+    Variable("SALUS_SYSTEM_CONFIG_DIR", For.TESTS, "The folder of the machine's settings file. Default: /etc/salus."),
+)
+
+
+def is_known(name: str) -> bool:
+    return name in {one.name for one in VARIABLES} or name in {setting.variable for setting in SETTINGS}
