@@ -56,3 +56,9 @@ def test_a_column_without_anything_in_it_is_left_out():
 def test_an_end_shows_with_its_status_and_markup_in_a_name_is_none():
     (_, line) = shown(160, state="failed", exit_code=3, finished_at=1.0, name="[/x]")
     assert "failed (3)" in line and "[/x]" in line
+
+
+def test_a_table_without_jobs_has_its_column_names_and_nothing_else():
+    console = Console(file=io.StringIO(), width=80)
+    console.print(jobs_table([], 80))
+    assert console.file.getvalue().split() == ["id", "name", "state"]

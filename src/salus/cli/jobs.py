@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -64,7 +64,7 @@ def logs(
 
     Example: `salus logs -f 3`
     """
-    with _log_of(_find(job)).open("rb") as file:
+    with _output_of(_find(job)) as file:
         while True:
             piece = file.read(1 << 16)
             if piece:
@@ -172,12 +172,17 @@ def _find(job_id: str) -> dict[str, Any]:
     raise RequestRejected(f"there is no job {job_id}; salus ps --all lists those there are")
 
 
-def _log_of(row: dict[str, Any]) -> Path:
-    if row["log"] is None:
+def _output_of(row: dict[str, Any]) -> BinaryIO:
+    """What a submitted job has written so far."""
+    job_id, log = row["id"], row["log"]
+    if log is None:
+        raise RequestRejected(f"job {job_id} writes to the terminal it was started in; only submitted jobs have logs")
+    try:
+        return Path(log).open("rb")
+    except FileNotFoundError:
+        raise RequestRejected(f"{log}: the output of job {job_id} is gone") from None
+    except OSError as error:
+        owner = f", which is {row['user']}'s" if row["user"] else ""
         raise RequestRejected(
-            f"job {row['id']} writes to the terminal it was started in; only submitted ones have logs"
-        )
-    path = Path(row["log"])
-    if not path.exists():
-        raise RequestRejected(f"{path}: the output of job {row['id']} is gone")
-    return path
+            f"{log}: the output of job {job_id}{owner}, cannot be read here ({error.strerror}); ask its owner for it"
+        ) from None

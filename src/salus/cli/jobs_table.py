@@ -62,7 +62,7 @@ def _cells(row: dict[str, Any], *, several: bool) -> dict[str, str]:
 def _fitted(rows: Sequence[Mapping[str, str]], width: int) -> Table:
     # A column in which nothing is written is left out.
     widths = {
-        column: max(len(column), *(len(row[column]) for row in rows))
+        column: max([len(column), *(len(row[column]) for row in rows)])
         for column in (rows[0] if rows else ("id", "name", "state"))
         if not rows or any(row[column] for row in rows)
     }

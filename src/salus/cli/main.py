@@ -6,16 +6,19 @@ job that cannot be started ends with 127 or 126, as in a shell.
 
 from __future__ import annotations
 
-import sys
+import os
 
 import typer
 
 from salus import __version__
-from salus.cli import bench, config, demo, doctor, jobs, policy, replay, run, serve, simulate, top
+from salus.cli import bench, config, demo, doctor, jobs, policy, replay, run, serve, simulate, streams, top
 from salus.errors import SalusError
 
 # Typer has brought its own copy of click since 0.29, and needed click before: either way, the base of its usage errors.
 _UsageFault: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+INTERRUPTED = 130
+"""As a shell shows a death by Ctrl-C."""
 
 app = typer.Typer(
     name="salus",
@@ -25,9 +28,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
+for launcher in (run.run, run.submit):
+    # What comes after the first word of the job's command belongs to that command.
+    app.command(context_settings={"allow_interspersed_args": False})(launcher)
 for command in (
-    run.run,
-    run.submit,
     jobs.ps,
     top.top,
     jobs.logs,
@@ -60,24 +64,50 @@ def _options(
 
 def main() -> None:
     """The entry point of the `salus` program."""
+    streams.prepare()
+    streams.end(_run())
+
+
+def _run() -> int:
+    """Runs the command. What it ends with, after one line on stderr if it failed."""
     try:
         status = app(prog_name="salus", standalone_mode=False)
+        return status if isinstance(status, int) else 0
     except SalusError as error:
-        _fail(str(error), error.status)
+        streams.say(str(error))
+        return error.status
     except _UsageFault as error:
+        message = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
+        if type(error).__name__ == "NoArgsIsHelpError":
+            # A bare `salus` or `salus bench`. With rich, the help is on the screen by now.
+            if message:
+                typer.echo(message)
+            return 0
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "salus"
-        message = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
-        _fail(f"{message}; see {path} --help")
+        streams.say(f"{message}; see {path} --help")
     except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted", 130)
-    except BrokenPipeError:
-        # Whoever read our output has gone, as `| head` does. Closing stderr keeps the interpreter quiet about it.
-        sys.stderr.close()
-        sys.exit(141)
-    sys.exit(status if isinstance(status, int) else 0)
+        streams.say("interrupted")
+        return INTERRUPTED
+    except SystemExit:
+        pass  # how click ends when nobody reads its output
+    except OSError as error:
+        if not streams.is_from_stdout(error):
+            streams.say(_described(error))
+    return 2
 
 
-def _fail(message: str, status: int = 2) -> None:
-    print(f"salus: {message}", file=sys.stderr)
-    sys.exit(status)
+def _described(error: OSError) -> str:
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, FileNotFoundError) and not _is_somewhere():
+        return "the working directory was deleted; go to another one, or name files with their whole path"
+    return error.strerror or str(error)
+
+
+def _is_somewhere() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True

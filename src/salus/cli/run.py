@@ -24,7 +24,9 @@ from salus.units import parse_bytes, parse_duration
 LONGEST_NAME = 200
 """In characters: more are not shown."""
 
-Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command, unchanged.")]
+Command = Annotated[
+    list[str], typer.Argument(metavar="COMMAND [ARGS]...", help="The command, unchanged, with options of its own.")
+]
 Name = Annotated[str | None, typer.Option(help="What to call the job. Default: the script's name.")]
 Priority = Annotated[
     int, typer.Option(min=-MOST, max=MOST, metavar="N", help="Larger is more urgent, under the policy priority.")
@@ -67,9 +69,11 @@ def run(
 ) -> None:
     """Run a command as a job that shares the device. Input, output, signals and exit status pass through.
 
-    Example: `salus run -- python train.py`
+    Options of Salus come before the command, those of the command after it. `--` between them is allowed.
 
-    Example: `salus run --name big --weight 2 --ephemeral 4GiB -- python train.py --epochs 3`
+    Example: `salus run python train.py`
+
+    Example: `salus run --name big --weight 2 --ephemeral 4GiB python train.py --epochs 3`
     """
     asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu, sm_share)
     settings = load(options={IF_NO_SERVICE: if_no_service})
@@ -90,7 +94,9 @@ def submit(
 ) -> None:
     """Run a command as a job in the background. Prints its id; its output is kept for `salus logs`.
 
-    Example: `salus submit --name night -- python train.py`
+    Options of Salus come before the command, those of the command after it. `--` between them is allowed.
+
+    Example: `salus submit --name night python train.py --epochs 3`
     """
     outputs = make_private(take_over(state_dir(), "SALUS_STATE_DIR") / "output", "SALUS_STATE_DIR")
     log = outputs / f"{os.getpid()}-{os.urandom(4).hex()}.log"
@@ -137,7 +143,7 @@ def _ask(
     log: str | None = None,
 ) -> Register:
     if not command[0]:
-        raise RequestRejected("the command is empty; write it behind --, like: salus run -- python train.py")
+        raise RequestRejected("the command is empty; write it after the options, like: salus run python train.py")
     if not LIGHTEST <= weight <= HEAVIEST:
         raise RequestRejected(
             f"--weight: {weight} is out of range; expected a number from {LIGHTEST:g} to {HEAVIEST:g}"
@@ -145,7 +151,7 @@ def _ask(
     return Register(
         name=_checked(name) if name is not None else _name(command),
         command=command,
-        directory=os.getcwd(),
+        directory=_directory(),
         priority=priority,
         weight=weight,
         iterations=iterations,
@@ -157,6 +163,14 @@ def _ask(
         visible=launch.visible_gpus(os.environ),
         sm_share=sm_share,
     )
+
+
+def _directory() -> str:
+    """The working directory, also one that was deleted: a command that can do without it runs."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.readlink("/proc/self/cwd")
 
 
 def _checked(name: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Annotated, Any
 
 import typer
 from rich.bar import Bar
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -18,10 +19,11 @@ from salus.cli.jobs_table import device_name, jobs_table
 from salus.cli.options import parsed
 from salus.client.connection import ServiceConnection
 from salus.client.launch import connect
-from salus.errors import RequestRejected
+from salus.errors import RequestRejected, ServiceUnavailable
 from salus.protocol import messages as msg
 from salus.units import format_bytes, format_duration, parse_duration
 
+GONE = "salus  the service has ended; this goes on when one is started. Ctrl-C ends it."
 MARKS = {"running": "●", "ready": "○"}
 
 
@@ -45,12 +47,23 @@ def top(
             time.sleep(pause_s)
             console.print(screen(before, Look(connection), console.width))
             return
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                now = Look(connection)
-                live.update(screen(before, now, console.width), refresh=True)
-                before = now
-                time.sleep(pause_s)
+    # Ctrl-C is the way out.
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            _watch(live, console, pause_s)
+            live.update(Text(GONE), refresh=True)
+            time.sleep(pause_s)
+
+
+def _watch(live: Live, console: Console, pause_s: float) -> None:
+    """Shows one service until it ends, or returns at once if there is none."""
+    with contextlib.suppress(ServiceUnavailable), connect(start=False) as connection:
+        before = Look(connection)
+        while True:
+            now = Look(connection)
+            live.update(screen(before, now, console.width), refresh=True)
+            before = now
+            time.sleep(pause_s)
 
 
 class Look:
@@ -82,6 +95,8 @@ def screen(before: Look, now: Look, width: int) -> RenderableType:
             Bar(one["capacity_bytes"], 0, used, width=30, color="cyan"),
             f"{format_bytes(used)} of {format_bytes(one['capacity_bytes'])}",
         )
+    if not now.jobs:
+        return Group(head, memory, Text(), Text("no jobs"))
     return Group(head, memory, Text(), _lanes(now), Text(), _jobs(before, now, width))
 
 
