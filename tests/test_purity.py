@@ -99,7 +99,7 @@ def test_what_core_leans_on_is_pure_as_well(name):
 
 def test_what_runs_in_a_user_s_process_needs_the_standard_library_alone():
     files = [*files_of("client"), *files_of("protocol"), *files_of("adaptors")]
-    files += [SOURCE / name for name in ("__init__.py", "errors.py", "paths.py", "api.py")]
+    files += [SOURCE / name for name in ("__init__.py", "errors.py", "paths.py", "api.py", "marks.py")]
     for file in files:
         for name in imports_of(file):
             top = name.partition(".")[0]

@@ -13,7 +13,7 @@ import torch
 from salus import api
 from salus.adaptors import iterations as neutral
 from salus.adaptors import torch as adaptor
-from tests.adaptors.record import Watched, batches, evaluate, mlp, sgd, train
+from tests.adaptors.record import RecordingLease, Watched, batches, evaluate, mlp, runs_on, sgd, train
 
 
 def patched():
@@ -191,18 +191,98 @@ def test_an_interrupted_evaluation_ends_with_the_next_call(watched):
     assert not model._forward_hooks
 
 
-def test_the_child_of_a_fork_leaves_the_parents_lease_alone(watched):
-    model = mlp()
-    optimizer = sgd(model)
-    train(model, optimizer, 1)
+def in_a_child(do) -> None:
+    """Forks, and expects that it returns true there."""
     child = os.fork()
     if child == 0:
-        # A module torch runs without its thread pool, which does not survive a fork.
-        torch.nn.Sequential(torch.nn.Identity())(torch.ones(1))
-        os._exit(0 if len(watched.lease.story) == 2 and neutral.installed is None else 1)
+        done = False
+        try:
+            done = do()
+        finally:
+            os._exit(0 if done else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("during", ["between iterations", "an iteration", "a mark", "a forward", "a step"])
+def test_the_child_of_a_fork_begins_anew_whatever_is_open_in_the_parent(watched, during):
+    torch.set_num_threads(1)  # torch's thread pool does not survive a fork
+    model = mlp()
+    optimizer = sgd(model)
+    train(model, optimizer, 3)
+
+    def child():
+        if handle is not None:
+            handle.remove()
+        lease = RecordingLease()
+        watched.iterations.take_lease(lease)
+        train(model, optimizer, 4)
+        with api.iteration():
+            train(model, optimizer, 2)
+        return lease.ends == [1] * 5 and not lease.open
+
+    def fork(*_):
+        in_a_child(child)
+
+    handle = None
+
+    x = batches(1)[0]
+    if during == "between iterations":
+        fork()
+    elif during == "an iteration":
+        loss = model(x).sum()
+        fork()
+        loss.backward()
+        optimizer.step()
+    elif during == "a mark":
+        with api.iteration():
+            fork()
+    else:
+        if during == "a forward":
+            handle = model[0].register_forward_hook(fork)
+        else:
+            handle = optimizer.register_step_pre_hook(fork)
+        train(model, optimizer, 1)
+        handle.remove()
+    counted = watched.lease.counted
     train(model, optimizer, 1)
-    watched.expect(2)
+    watched.expect(counted + 1)
+    assert counted == 3 + (during != "between iterations")
+
+
+def test_the_child_of_a_fork_begins_anew_where_iterations_follow_one_another(following):
+    torch.set_num_threads(1)
+    before = following.lease.counted
+
+    def child():
+        lease = RecordingLease()
+        following.iterations.take_lease(lease)
+        train(following.model, following.optimizer, 4)
+        return lease.ends == [1] * 4
+
+    in_a_child(child)
+    train(following.model, following.optimizer, 2)
+    assert runs_on() and following.lease.counted == before + 2
+
+
+def test_a_worker_of_a_data_loader_takes_no_part_whatever_its_transforms_are_made_of(watched):
+    torch.set_num_threads(1)
+    feature, model = mlp().eval(), mlp()
+    optimizer = sgd(model)
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            with torch.no_grad():
+                made = feature(torch.ones(4))
+            assert watched.lease.story == [] and neutral.installed is None
+            return torch.ones(4) * made
+
+    for x in list(torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)):
+        model(x).sum().backward()
+        optimizer.step()
+    watched.expect(3)
 
 
 # Explicit marks.

@@ -89,6 +89,11 @@ class Captures:
     def under_way(self) -> bool:
         return self._hold is not Hold.NONE
 
+    def begin_anew(self) -> None:
+        """For the child of a fork: what is captured is the parent's, and a thread of its may have held a lock."""
+        self._starting, self._lock = RLock(), RLock()
+        self._hold, self._graphs, self._counted = Hold.NONE, {}, 0
+
     def _change(self, event: Event) -> None:
         self._hold = _TRANSITIONS[self._hold, event]
 

@@ -330,9 +330,23 @@ class Iterations:
                 pass  # it was said once, and there is nothing left to try
             self.kind = EXPLICIT
 
-    def forget_lock(self) -> None:
-        """For the child of a fork: the lock may be held by a thread that does not exist there."""
+    def take_lease(self, lease: Lease) -> None:
+        """From now on this one: torch was imported after the first mark, and the lease routes its memory too."""
+        with self._lock:
+            self._lease = lease
+
+    def begin_anew(self) -> None:
+        """For the child of a fork: what is open is the parent's. What is known about the script stays."""
+        # A thread that does not exist in the child may hold the lock.
         self._lock = RLock()
+        self.kind = NONE
+        self.thread = 0
+        self._modules = []
+        self.backwards = []
+        self.wants_backward = self.stepped_in_backward = self._counted_in_backward = self._already_counted = False
+        self._inferences = self._marks_done = 0
+        self._with_graph = None
+        self._marks = {}
 
     # Inside.
 
@@ -403,7 +417,7 @@ def is_running(outer: FrameType, frame: FrameType | None) -> bool:
 
 
 installed: Iterations | None = None
-"""What the explicit marks of `salus.api` speak to; None outside Salus."""
+"""What counts here. Marks look for it under this name (`salus.marks`). None outside Salus, and until it is needed."""
 
 
 def set_installed(iterations: Iterations | None) -> None:

@@ -21,7 +21,8 @@ an error in here everything is taken out again and `Iterations.fail` says so. A 
 without; it is said once. A module that owns nothing (a loss, a transform of the data) is not a model: its call begins
 no iteration. What happens while a CUDA graph is captured is told to the capture and is no part of an iteration: nothing
 runs, and the GPU may not be waited for.
-In the child of a fork everything is taken out: the lease is the parent's.
+In the child of a fork everything begins anew: the lease is the parent's. A data loader's worker takes no part, whatever
+modules its transforms are made of.
 
 Must not know: what a lease does, sockets, memory.
 """
@@ -139,6 +140,9 @@ class Watch:
             "skipped steps": lambda: self._following.knows_code(self._scalers.install()),
             "modes": lambda: self.wrap(torch.nn.Module, "train", self._wrap_train),
             "new models": self._install_building,
+            "data loader workers": lambda: self.wrap(
+                torch.utils.data._utils.worker, "_worker_loop", self._wrap_worker_loop
+            ),
             "captures": self._install_captures,
             "compiled calls": lambda: self.wrap(torch, "compile", self._compiled.wrap_compile),
             "compiled modules": self._compiled.install,
@@ -295,6 +299,13 @@ class Watch:
     def _may_be_usual(self) -> bool:
         return self._looking is not None and self._sees_captures
 
+    def _wrap_worker_loop(self, original: Any) -> Any:
+        def worker_loop(*args: Any, **kwargs: Any) -> Any:
+            uninstall()
+            return original(*args, **kwargs)
+
+        return worker_loop
+
     # Iterations that follow one another.
 
     def _run_on(self, usual: Usual) -> None:
@@ -344,10 +355,16 @@ class Watch:
         if self.follows:
             self._look_closely()
 
-    def forget_usual(self) -> None:
-        """For the child of a fork, as above: the lease is not to be told."""
-        self._following.end()
-        self._usual = None
+    def begin_anew(self) -> None:
+        """For the child of a fork: the iterations and the memory that are open are the parent's, as is the lease."""
+        self.iterations.begin_anew()
+        if self.memory is not None:
+            self.memory.begin_anew()
+        self._look_closely()
+        self._serving = None
+        self._calls.clear()
+        self._step_began = self._makes_state = self._unseen = self._cut = False
+        self._look()
 
     def _serves(self, module: Any) -> bool:
         """The forward is like all those before it, and has begun."""
@@ -717,9 +734,7 @@ def _has_closure(args: Any, kwargs: Any) -> bool:
 
 def _after_fork() -> None:
     if _watch is not None:
-        _watch.iterations.forget_lock()
-        _watch.forget_usual()
-        uninstall()
+        _watch.begin_anew()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -163,6 +163,8 @@ class TorchMemory:
         """The pool that they go to after the capture that is under way."""
         self.stays = False
         self.captures = Captures(lease, self)
+        self.on_first_use: Callable[[], None] | None = None
+        """Called when the script first uses the GPU."""
         self._known = Known()
         self._trace: list[tuple[str, int]] | None = [] if os.environ.get("SALUS_TRACE") else None
         """When each step of a hand-over was done, for benchmarks; their order is in bench/switch_gpu.py."""
@@ -183,6 +185,8 @@ class TorchMemory:
 
     def _gpu_is_in_use(self) -> None:
         self.gpu_is_used = True
+        if self.on_first_use is not None:
+            self.on_first_use()
         try:
             backend = _cuda.get_allocator_backend()
             if backend != "native":
@@ -204,6 +208,16 @@ class TorchMemory:
             self.active = True
         except Exception as error:
             say(f"memory cannot be shared ({type(error).__name__}: {error}); this job shares the GPU by turns")
+
+    def begin_anew(self) -> None:
+        """For the child of a fork: the memory is the parent's, and torch does not use the GPU there.
+
+        If the parent had not used the GPU, the child may, and then it is told as the parent would have been.
+        """
+        self.active = self.stays = False
+        self._routed = self._meant = None
+        self._known = Known()
+        self.captures.begin_anew()
 
     # For the lease.
 

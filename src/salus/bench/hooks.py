@@ -2,7 +2,7 @@
 
 From one process to the next the same script differs by far more than that, so it cannot be seen between processes
 unless there are hundreds of them (`salus bench switch`). What a process has besides, under Salus, is a thread that
-sleeps.
+sleeps. And what an explicit mark costs, in a job without a framework and outside Salus.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from salus.bench.switch import Say, finished
 MODELS = ("lstm", "convnet", "transformer", "mlp")
 STATES = {"cpu": "bare,salus", "cuda": "bare,sorted,salus"}
 BLOCK = 5
+MARKS = 20_000
 TARGET = 0.01
 """Of an iteration."""
 
@@ -33,7 +34,11 @@ def measure(say: Say, device: str, rounds: int) -> dict[str, Any]:
                 "--rounds", str(rounds), "--block", str(BLOCK),
             ]  # fmt: skip
             found[model] = compare(json.loads(finished(service.run(command)).splitlines()[-1]))
-    return {"models": found, "rounds": rounds, "block": BLOCK, "target": TARGET}
+        say("marks")
+        command = [sys.executable, "-m", "salus.bench.marks_job", str(MARKS)]
+        started = {"mark_us": service.run, "mark_outside_us": service.start_bare}
+        marks = {name: 1e6 * float(finished(start(command))) for name, start in started.items()}
+    return {"models": found, **marks, "rounds": rounds, "block": BLOCK, "target": TARGET}
 
 
 def compare(told: Mapping[str, list[float]]) -> dict[str, float]:
@@ -70,4 +75,7 @@ def verdicts(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
         if "by_sorting_added_us" in row:
             value = f"{row['by_sorting_added_us']:.0f} ± {row['by_sorting_error_us']:.0f} us"
             rows.append(("of that, by sorting memory", value, "", True))
+    if "mark_us" in result:
+        rows.append(("a mark", f"{result['mark_us']:.1f} us", "", True))
+        rows.append(("a mark outside Salus", f"{result['mark_outside_us']:.1f} us", "", True))
     return rows

@@ -11,7 +11,7 @@ import os
 import typer
 
 from salus import __version__
-from salus.cli import bench, config, demo, doctor, jobs, policy, replay, run, serve, simulate, streams, top
+from salus.cli import bench, config, demo, doctor, jobs, marks, policy, replay, run, serve, simulate, streams, top
 from salus.errors import SalusError
 
 # Typer has brought its own copy of click since 0.29, and needed click before: either way, the base of its usage errors.
@@ -40,6 +40,7 @@ for command in (
     policy.policy,
     serve.serve,
     doctor.doctor,
+    marks.marks,
     simulate.simulate,
     demo.demo,
     replay.replay,

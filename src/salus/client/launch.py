@@ -119,6 +119,7 @@ def environment_for(job: msg.Registered, base: Mapping[str, str]) -> dict[str, s
         "PYTHONPATH": os.pathsep.join([bootstrap, *others]),
         "SALUS_SOCKET": str(socket_path()),
         "SALUS_JOB": job.job_id,
+        "SALUS_BOOTSTRAP": os.path.join(bootstrap, "sitecustomize.py"),
         **({} if job.gpu is None else {"SALUS_GPU": job.gpu}),
         **_mps(job),
         "SALUS_TOKEN": job.token,

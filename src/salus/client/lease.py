@@ -44,6 +44,7 @@ from salus.client.say import say
 from salus.client.turns import LONGEST_TURN_NS, Turn
 from salus.errors import NoService, SalusError, ServiceUnavailable
 from salus.protocol import messages as msg
+from salus.protocol.errors import AnotherProcessAgain
 from salus.protocol.page import MAGIC, PAUSE_NS, BatonPage, JobState, Page, Word
 
 MOMENT_S = 0.003
@@ -603,7 +604,7 @@ class Lease:
                     "the service has another layout of the shared page; install the same version on both sides"
                 )
         except (SalusError, OSError, ValueError) as error:
-            self._go_unmanaged(str(error))
+            self._go_unmanaged(str(error), was_said=isinstance(error, AnotherProcessAgain))
             return False
         straight = True
         if self._memory is not None:
@@ -816,7 +817,7 @@ class Lease:
         with contextlib.suppress(SalusError):
             self._connection.send(message)
 
-    def _go_unmanaged(self, why: str) -> None:
+    def _go_unmanaged(self, why: str, *, was_said: bool = False) -> None:
         if not self._managed:
             return
         self._managed = False
@@ -828,7 +829,8 @@ class Lease:
         nowhere = memoryview(bytearray(4096)).cast("Q")
         turns.move(self._words, nowhere)
         self._words = nowhere
-        say(f"{why}; this process of job {self._job_id} goes on unmanaged")
+        if not was_said:
+            say(f"{why}; this process of job {self._job_id} goes on unmanaged")
         if self._attached:
             os.eventfd_write(self._grant_event, 1)
 
@@ -845,7 +847,10 @@ class Lease:
                 self._lock.release()
 
     def _after_fork(self) -> None:
-        """In a child: helper thread and lease stayed with the parent. It attaches if it uses the device itself."""
+        """In a child: helper thread and lease stayed with the parent. It attaches if it uses the device itself.
+
+        If the parent is unmanaged, so is the child: that was said.
+        """
         self._lock = threading.Lock()
         if self._attached:
             self._connection.close_in_child()
@@ -853,11 +858,12 @@ class Lease:
             if self._batons is not None:
                 os.close(self._batons.bell)
         self._batons = None
-        self._attached = self._holding = self._asked = self._begins = False
+        self._attached = self._asked = self._begins = self._paused = self._must_detach = False
+        self._holding = not self._managed
         self._memory = None
-        self._must_detach = False
-        self._managed = True
-        self._taken = 0
+        self._taken = self._spent = self._announced_ns = self._ended_ns = 0
+        self._rested_ns, self._rested_after = 0, -1
+        self._arrived = None
         self._words = memoryview(bytearray(4096)).cast("Q")
 
 

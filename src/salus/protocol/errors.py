@@ -22,6 +22,18 @@ class NotLetIn(RequestRejected):
     code = "not-let-in"
 
 
+class AnotherProcess(RequestRejected):
+    """Another process of the same job uses the device."""
+
+    code = "another-process"
+
+
+class AnotherProcessAgain(AnotherProcess):
+    """The same, and somebody has been told already: say nothing."""
+
+    code = "another-process-again"
+
+
 _CLASSES: dict[str, type[SalusError]] = {
     error.code: error
     for error in (
@@ -34,6 +46,8 @@ _CLASSES: dict[str, type[SalusError]] = {
         VersionMismatch,
         NoSuchJob,
         NotLetIn,
+        AnotherProcess,
+        AnotherProcessAgain,
     )
 }
 

@@ -26,7 +26,7 @@ from salus.core.policies import Policy
 from salus.core.scheduler import Scheduler
 from salus.errors import NoService, RequestRejected
 from salus.protocol import messages as msg
-from salus.protocol.errors import NoSuchJob, to_message
+from salus.protocol.errors import AnotherProcess, AnotherProcessAgain, NoSuchJob, to_message
 from salus.protocol.page import Page, Word
 from salus.protocol.slots import Kind
 from salus.registry import Record, Registry
@@ -134,7 +134,7 @@ class Live:
         # (One that asks again has not heard that a service before us let it.)
         another = job.had_worker and job.waited_for != connection.pid and is_alive(job.waited_for)
         if (job.returning or job.may_return) and another:
-            raise RequestRejected(f"job {job.job_id} uses the device from another process")
+            raise _used_by(job, job.waited_for)
         job.may_return = False
         if job.returning:
             # It was registered before the restart, and begins to use the device now.
@@ -156,7 +156,7 @@ class Live:
     def _keep_at_the_door(self, job: LiveJob, connection: Connection, asked: msg.Attach) -> None:
         """Its context might take what was given to others. It is answered when there is room for that."""
         if job.process is not None:
-            raise RequestRejected(f"job {job.job_id} uses the device from another process already")
+            raise _used_by(job, job.process.pid)
         job.at_the_door = connection, asked
         self.handle(ev.ContextWanted(job.job_id))
         core = self.scheduler.jobs[job.job_id]
@@ -198,7 +198,7 @@ class Live:
         `had`: what it told us that it has. It is on the new page before the job is: we may be killed at any moment.
         """
         if job.worker is not None or self._still_uses_memory(job):
-            raise RequestRejected(f"job {job.job_id} uses the device from another process already")
+            raise _used_by(job, job.last_pid)
         self._stop_watching(job)
         job.close()
         job.used = None
@@ -643,3 +643,9 @@ class Live:
                 for lane in scheduler.lanes.values()
             ][:MOST_LANES],
         }
+
+
+def _used_by(job: LiveJob, pid: int) -> AnotherProcess:
+    text = f"job {job.job_id} uses the device from another process already (PID {pid}), and one at a time is managed"
+    again, job.told_of_another = job.told_of_another, True
+    return (AnotherProcessAgain if again else AnotherProcess)(text)

@@ -1,8 +1,12 @@
-"""Python runs this file at start-up because `salus run` put its folder on PYTHONPATH.
+"""Makes a Python process of a job ready for Salus. Old versions of Python must be able to read this file.
+
+Python runs it at start-up, as `sitecustomize`, because `salus run` put its folder on PYTHONPATH. Where Python does not
+look there (-I, -E), the hook of `salus install-hook` runs it, or else the first mark does (`salus.marks`). A second run
+changes nothing.
 
 It makes the client importable (and nothing else of where Salus is installed), waits for torch to be imported, and then
-loads the adaptor. A sitecustomize of the user's own runs as well. Nothing here may break a script: whatever fails is
-left out, and old versions of Python must be able to read it.
+loads the adaptor. A sitecustomize of the user's own runs as well. Nothing here may break a script: what fails is left
+out.
 """
 
 from __future__ import annotations
@@ -29,37 +33,56 @@ class _SalusFinder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Runs the real loader, then the adaptor."""
+    """Runs torch's real loader, then the adaptor."""
 
-    def __init__(self, real: Any) -> None:
-        self._real = real
+    def __init__(self, real: Any, finder: Any) -> None:
+        self._real, self._finder = real, finder
 
     def create_module(self, spec: Any) -> Any:
         return self._real.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._real
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
         self._real.exec_module(module)
-        try:
-            from salus.adaptors import activate
-
-            activate.torch_imported()
-        except Exception as error:
-            print(f"salus: the adaptor could not be loaded ({error}); the job goes on unmanaged", file=sys.stderr)
+        _load_adaptor()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
+    """Stays until torch is imported: libraries ask whether there is a torch long before they import it."""
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec = None if finder is self or find is None else find(name, path, target)
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader, self)
+                return spec
+        return None
+
+
+def _load_adaptor() -> None:
+    try:
+        from salus.adaptors import activate
+
+        activate.torch_imported()
+    except Exception as error:
+        _say(f"the adaptor could not be loaded ({error}); the job goes on unmanaged")
+
+
+def _say(text: str) -> None:
+    try:
+        if sys.stderr is not None:
+            print(f"salus: {text}", file=sys.stderr)
+    except Exception:
+        pass  # a stream that is closed or full is no reason to fail
 
 
 def _run_the_one_it_hides() -> None:
@@ -72,10 +95,18 @@ def _run_the_one_it_hides() -> None:
         spec.loader.exec_module(module)
 
 
-if os.environ.get("SALUS_JOB"):
+def _is_ready() -> bool:
+    return any(type(finder).__name__ == _SalusFinder.__name__ for finder in sys.meta_path)
+
+
+if os.environ.get("SALUS_JOB") and not _is_ready():
     if sys.version_info >= (3, 10):  # noqa: UP036 - the user's Python need not be ours
         sys.meta_path.append(_SalusFinder())
-        sys.meta_path.insert(0, _TorchFinder())
+        if "torch" in sys.modules:
+            _load_adaptor()
+        else:
+            sys.meta_path.insert(0, _TorchFinder())
     else:
-        print("salus: this Python is older than 3.10; the job goes on unmanaged", file=sys.stderr)
-_run_the_one_it_hides()
+        _say("this Python is older than 3.10; the job goes on unmanaged")
+if __name__ == "sitecustomize":
+    _run_the_one_it_hides()
