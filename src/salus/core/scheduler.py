@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from salus.core import admission, contexts, growth, leases, memory, room
+from salus.core import admission, contexts, growth, leases, memory, room, snapshot
 from salus.core import events as ev
 from salus.core.actions import AcceptJob, Action, AllowGrowth, RefuseJob, SetTimer
 from salus.core.lanes import Lane
@@ -72,6 +72,20 @@ class Scheduler:
         leases.settle(st)
         self._set_timer()
         return st.take_actions()
+
+    # For a journal that is cut into segments.
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything it knows, in what JSON has. Not from inside `handle`."""
+        return snapshot.take(self._state)
+
+    @classmethod
+    def restore(cls, plain: dict[str, Any], policy: Policy) -> Scheduler:
+        """A scheduler that goes on exactly as the one in the snapshot. `policy` is a new one of the same kind."""
+        state = snapshot.restore(plain, policy)
+        scheduler = cls(state.config, policy)
+        scheduler._state = state
+        return scheduler
 
     # What others may look at.
 

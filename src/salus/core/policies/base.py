@@ -75,6 +75,9 @@ class Policy:
     """Whether a job may get memory while one before it in the order does not fit yet."""
     patience_s: float = 0.0
     """Above 0 if `may_displace` looks at how long jobs have waited or stayed: it is asked again after this long."""
+    note_classes: ClassVar[tuple[type, ...]] = ()
+    """Classes of the policy's own (dataclasses and enums) that its notes are made of. A snapshot of the scheduler holds
+    the notes; of other kinds it takes numbers, text, lists, tuples, sets, dicts, deques and jobs."""
 
     def __init__(self, **given: str) -> None:
         known = {option.name: option for option in self.options}
