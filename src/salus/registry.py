@@ -51,9 +51,14 @@ CREATE TABLE IF NOT EXISTS jobs (
     {", ".join(f"{column} {kind}" for column, kind in _ADDED.items())}
 )
 """
+KEPT_BYTES = 64 * 2**20
+"""What is written of all of those together: commands may be long."""
 _TRIM = """
-DELETE FROM jobs WHERE finished_at IS NOT NULL AND job_id NOT IN
-    (SELECT job_id FROM jobs WHERE finished_at IS NOT NULL ORDER BY job_id DESC LIMIT ?)
+DELETE FROM jobs WHERE finished_at IS NOT NULL AND (finished_at < ? OR job_id NOT IN
+    (SELECT job_id FROM (
+        SELECT job_id, ROW_NUMBER() OVER latest AS number, SUM(LENGTH(asked) + LENGTH(row)) OVER latest AS size_bytes
+        FROM jobs WHERE finished_at IS NOT NULL WINDOW latest AS (ORDER BY job_id DESC)
+    ) WHERE number <= ? AND size_bytes <= ?))
 """
 
 
@@ -86,6 +91,15 @@ class Record:
     @property
     def goes_on(self) -> bool:
         return bool(self.row["state"] == "unmanaged")
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a submitted job writes to."""
+
+    job_id: str
+    runs: bool
+    """As far as is known here: on another machine that shares the folder it may."""
 
 
 class Registry:
@@ -238,11 +252,47 @@ class Registry:
                     int(record.row["id"]),
                 )
         # Those of a service that never came back.
-        self._write("DELETE FROM jobs WHERE finished_at IS NULL AND submitted_at < ?", time.time() - FORGET_S)
-        self._write(_TRIM, KEPT)
+        for job_id, *processes in self._db.execute(
+            "SELECT job_id, launcher, launcher_began, worker, worker_began FROM jobs "
+            "WHERE finished_at IS NULL AND submitted_at < ?",
+            (time.time() - FORGET_S,),
+        ).fetchall():
+            if not _any_alive(processes):
+                self._write("DELETE FROM jobs WHERE job_id = ?", job_id)
+        self._write(_TRIM, float("-inf"), KEPT, KEPT_BYTES)
+
+    # What is kept on the disk.
+
+    def forget(self, oldest: float, *, dry_run: bool = False) -> tuple[int, int, int, int]:
+        """Ended jobs, but for the last ones that are not too old. How many those are, how large, and the same of what
+        stays."""
+        counted = "SELECT COUNT(*), COALESCE(SUM(LENGTH(asked) + LENGTH(row)), 0) FROM jobs"
+        self._db.execute("BEGIN IMMEDIATE")
+        before, before_bytes = self._db.execute(counted).fetchone()
+        self._db.execute(_TRIM, (oldest, KEPT, KEPT_BYTES))
+        kept, kept_bytes = self._db.execute(counted).fetchone()
+        self._db.execute("ROLLBACK" if dry_run else "COMMIT")
+        return before - kept, before_bytes - kept_bytes, kept, kept_bytes
 
     def close(self) -> None:
         self._db.close()
+
+
+def outputs(folder: Path) -> dict[str, Output]:
+    """What the jobs of a state directory write to, by the path of the file. Only reads, and so keeps nobody waiting."""
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    found = {}
+    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=OPEN_S)) as db:
+        for job_id, log_path, finished_at, socket, *processes in db.execute(
+            "SELECT job_id, json_extract(asked, '$.log'), finished_at, socket, "
+            "launcher, launcher_began, worker, worker_began FROM jobs WHERE json_extract(asked, '$.log') IS NOT NULL"
+        ):
+            elsewhere = str(socket).partition(":")[0] != os.uname().nodename
+            runs = finished_at is None and (elsewhere or _any_alive(processes))
+            found[str(log_path)] = Output(str(job_id), runs)
+    return found
 
 
 @contextlib.contextmanager
@@ -296,6 +346,11 @@ def _began(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def _any_alive(processes: list[int]) -> bool:
+    """Of a launcher and when it began, and a worker and when that did."""
+    return bool(_if_alive(*processes[:2]) or _if_alive(*processes[2:]))
 
 
 def _if_alive(pid: int, began: int) -> int:

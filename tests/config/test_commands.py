@@ -148,7 +148,7 @@ def test_every_option_of_serve_has_a_key_in_the_settings():
 
     serve = typer.main.get_command(app).commands["serve"]
     options = {max(one.opts, key=len).removeprefix("--") for one in serve.params} - {"help", "system"}
-    assert options == {setting.keys[1] for setting in SETTINGS if setting.keys[0] == "service"}
+    assert options == {setting.keys[1] for setting in SETTINGS if setting.keys[0] in ("service", "storage")}
 
 
 def test_every_variable_in_the_source_is_known():

@@ -111,8 +111,7 @@ class Soak:
             time.sleep(0.2)
             process.kill()
             lines.append(f"job {number}: {process.communicate()[1]}")
-        for journal in service.journals()[-1:]:
-            lines += journal.read_text().splitlines()[-60:]
+        lines += map(str, service.decisions()[-60:])
         return "\n".join(lines)
 
     def _collect(self) -> None:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -29,7 +28,7 @@ from salus.bench.own_service import OwnService
 from salus.bench.sharing import jain
 from salus.client.connection import ServiceConnection
 from salus.service.gpu import Nvml
-from salus.service.journal import leases
+from salus.service.replay import leases, lines
 from tests.gpu.jobs import START_LIMIT_S, TIMEOUT_S, command, result_of, says_ready
 
 JOBS = 8
@@ -101,7 +100,7 @@ def _under(
         held = leases(journal)
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
-            shutil.copy(journal, keep / f"{policy.partition(':')[0]}.jsonl")
+            shutil.copytree(journal, keep / policy.partition(":")[0], dirs_exist_ok=True)
     failed = [one["failed"] for one in told if "failed" in one]
     out = [end - start for kind, _, start, end in moves if kind == "PageOut"]
     back = [(job, start, end) for kind, job, start, end in moves if kind == "PageIn"]
@@ -201,20 +200,18 @@ def _moves(journal: Path) -> list[tuple[str, str, float, float]]:
     """Page-outs and page-ins, from the order to the answer; not those that a job answered by coming to its end."""
     began: dict[tuple[str, str], float] = {}
     found: list[tuple[str, str, float, float]] = []
-    with journal.open() as file:
-        next(file, None)
-        for line in map(json.loads, file):
-            event, now = line["event"], line["t"]
-            if event["kind"] in ("PageOutFinished", "PageInFinished"):
-                kind = event["kind"].removesuffix("Finished")
-                found.append((kind, event["job_id"], began.pop((kind, event["job_id"]), now), now))
-            last = found[-1] if found else None
-            ended = event["kind"] == "JobLeft" and last is not None and last[:2] == ("PageOut", event["job_id"])
-            if ended and now - last[3] < ENDING_S:
-                found.pop()
-            for action in line["actions"]:
-                if action["kind"] in ("PageOut", "PageIn"):
-                    began[action["kind"], action["job_id"]] = now
+    for line in lines(journal):
+        event, now = line["event"], line["t"]
+        if event["kind"] in ("PageOutFinished", "PageInFinished"):
+            kind = event["kind"].removesuffix("Finished")
+            found.append((kind, event["job_id"], began.pop((kind, event["job_id"]), now), now))
+        last = found[-1] if found else None
+        ended = event["kind"] == "JobLeft" and last is not None and last[:2] == ("PageOut", event["job_id"])
+        if ended and now - last[3] < ENDING_S:
+            found.pop()
+        for action in line["actions"]:
+            if action["kind"] in ("PageOut", "PageIn"):
+                began[action["kind"], action["job_id"]] = now
     return found
 
 

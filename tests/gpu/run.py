@@ -29,6 +29,7 @@ from salus.bench.own_service import OwnService
 from salus.bench.switch_gpu import hand_overs
 from salus.protocol import messages as msg
 from salus.service.gpu import Nvml
+from salus.service.replay import lines
 from tests.gpu import pressure, throughput
 from tests.gpu.jobs import START_LIMIT_S, TIMEOUT_S, command, result_of, says_ready
 from tests.gpu.train_kinds import ALL
@@ -148,7 +149,7 @@ def together(kinds: list[str], iterations: int, bare: dict[str, dict[str, Any]])
             found["ephemeral_mib"] = rows[kind]["ephemeral_bytes"] >> 20
         took_s = time.monotonic() - started
         service.stop()
-        grants = service.journal().read_text().count('"kind":"GrantLease"')
+        grants = sum(action["kind"] == "GrantLease" for line in lines(service.journal()) for action in line["actions"])
     return {"jobs": results, "seconds": took_s, "grants": grants, "most_lanes": most_lanes}
 
 

@@ -6,13 +6,13 @@ lease, which it fetches when it comes to iterate. Meanwhile it may want yet more
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import Any
 
 import pytest
 
+from salus.service.replay import lines
 from tests.memory.test_hostile import CUT_OFF
 from tests.memory.test_lanes_across_processes import JOB, finish, start
 from tests.service.harness import SOURCE, Service, eventually
@@ -68,8 +68,7 @@ def start_script(service: Service, name: str, sizes: tuple[str, str], script: st
 
 def came_back(service: Service, job_id: str) -> dict[str, Any] | None:
     """As what, since the service was last started."""
-    lines = service.journals()[-1].read_text().split("\n")[1:-1]
-    events = [json.loads(line)["event"] for line in lines]
+    events = [line["event"] for line in lines(service.journals()[-1])]
     back = (event for event in events if event["kind"] == "JobReturned" and event["job"]["job_id"] == job_id)
     return next(back, None)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from salus.client.connection import ServiceConnection
 from salus.errors import ServiceUnavailable
+from salus.service.replay import lines
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 
@@ -126,7 +127,12 @@ class Service:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def journals(self) -> list[Path]:
+        """What is being written, or was last."""
         return sorted((self.folder / "state" / "journal").glob("*.jsonl"))
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """Of every service so far, as the journal has them by now: `t`, `event` and `actions`."""
+        return list(lines(self.folder / "state" / "journal"))
 
     def status(self) -> dict[str, Any]:
         from salus.protocol import messages as msg

@@ -26,7 +26,7 @@ from salus.bench.switch import TRAIN, finished
 from salus.core.model import Footprint
 from salus.errors import RequestRejected
 from salus.service.gpu import Nvml, choose
-from salus.service.journal import leases
+from salus.service.replay import leases
 from salus.simulate.engine import Hardware, JobRecord, Outcome, Segment
 from salus.simulate.trace import TraceJob
 

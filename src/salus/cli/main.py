@@ -11,7 +11,22 @@ import os
 import typer
 
 from salus import __version__
-from salus.cli import bench, config, demo, doctor, jobs, marks, policy, replay, run, serve, simulate, streams, top
+from salus.cli import (
+    bench,
+    clean,
+    config,
+    demo,
+    doctor,
+    jobs,
+    marks,
+    policy,
+    replay,
+    run,
+    serve,
+    simulate,
+    streams,
+    top,
+)
 from salus.errors import SalusError
 
 # Typer has brought its own copy of click since 0.29, and needed click before: either way, the base of its usage errors.
@@ -44,6 +59,7 @@ for command in (
     simulate.simulate,
     demo.demo,
     replay.replay,
+    clean.clean,
 ):
     app.command()(command)
 app.add_typer(bench.app, name="bench")

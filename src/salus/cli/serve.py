@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from salus.cli.clean import limits_of
 from salus.cli.options import complete_policy, option_of
 from salus.config import schema
 from salus.config.load import Settings, load, naming
@@ -42,6 +43,9 @@ def serve(
     share_lanes_between_users: Annotated[bool | None, option_of(schema.SHARE_LANES)] = None,
     scrub: Annotated[bool | None, option_of(schema.SCRUB)] = None,
     journal: Annotated[bool | None, option_of(schema.JOURNAL)] = None,
+    journal_size: Annotated[str | None, option_of(schema.JOURNAL_SIZE)] = None,
+    output_size: Annotated[str | None, option_of(schema.OUTPUT_SIZE)] = None,
+    keep_for: Annotated[str | None, option_of(schema.KEEP_FOR)] = None,
     on_stop: Annotated[str | None, option_of(schema.ON_STOP)] = None,
     linger: Annotated[bool | None, option_of(schema.LINGER)] = None,
     verbose: Annotated[bool | None, option_of(schema.VERBOSE, short="-v")] = None,
@@ -68,6 +72,9 @@ def serve(
             schema.SHARE_LANES: share_lanes_between_users,
             schema.SCRUB: scrub,
             schema.JOURNAL: journal,
+            schema.JOURNAL_SIZE: journal_size,
+            schema.OUTPUT_SIZE: output_size,
+            schema.KEEP_FOR: keep_for,
             schema.ON_STOP: on_stop,
             schema.LINGER: linger,
             schema.VERBOSE: verbose,
@@ -110,6 +117,7 @@ def _options(settings: Settings) -> Options:
         devices=_devices(settings),
         policy=settings[schema.POLICY],
         journal=settings[schema.JOURNAL],
+        limits=limits_of(settings),
         linger=settings[schema.LINGER],
         access=access,
         visible=settings[schema.VISIBLE],

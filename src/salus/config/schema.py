@@ -206,6 +206,21 @@ LINGER = Setting(
     "End a second after the last job has, as a service does that salus run starts.",
     "false",
 )
+JOURNAL_SIZE = Setting(
+    "storage.journal-size", SIZE, "Keep at most this much of the journal; the oldest is removed.", "256MiB"
+)
+OUTPUT_SIZE = Setting(
+    "storage.output-size",
+    SIZE,
+    "Keep at most this much output of submitted jobs that have ended; that of the oldest is removed.",
+    "256MiB",
+)
+KEEP_FOR = Setting(
+    "storage.keep-for",
+    TIME,
+    "Remove journal, output, records and history that are older than this; 0: never.",
+    "90d",
+)
 VERBOSE = Setting("service.verbose", SWITCH, "Say what happens.", "false")
 IF_NO_SERVICE = Setting(
     "run.if-no-service",
@@ -217,6 +232,7 @@ IF_NO_SERVICE = Setting(
 SETTINGS: tuple[Setting[Any], ...] = (
     POLICY, QUANTUM, DEVICE, GPU, CAPACITY, RESERVE, HOST_MEMORY, STUCK_AFTER, MPS, USERS, VISIBLE, SHARE_LANES, SCRUB,
     JOURNAL, ON_STOP, LINGER, VERBOSE,
+    JOURNAL_SIZE, OUTPUT_SIZE, KEEP_FOR,
     IF_NO_SERVICE,
 )  # fmt: skip
 

@@ -27,6 +27,21 @@ CREATE TABLE IF NOT EXISTS runs (
 );
 CREATE INDEX IF NOT EXISTS runs_by_command ON runs (command_key, finished_at);
 """
+KEPT_OF_COMMAND = 10
+"""Runs: those that went well come before the others, then the latest."""
+KEPT = 20_000
+"""Runs of all commands: a few megabytes."""
+_TRIM = """
+DELETE FROM runs WHERE finished_at < ? OR rowid NOT IN
+    (SELECT rowid FROM (
+        SELECT rowid, ROW_NUMBER() OVER
+            (PARTITION BY command_key ORDER BY (exit_code IS 0 AND iterations > 0) DESC, finished_at DESC) AS number,
+            ROW_NUMBER() OVER (ORDER BY finished_at DESC) AS of_all
+        FROM runs
+    ) WHERE number <= ? AND of_all <= ?)
+"""
+_ROW_BYTES = 200
+"""Of a run with its place in the index, about."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +116,15 @@ class History:
                 run.sms,
             ),
         )
+
+    def forget(self, oldest: float, *, dry_run: bool = False) -> tuple[int, int, int, int]:
+        """Runs that are too old, and those that tell no more than later ones of the same command do. How many those
+        are, about how large, and the same of what stays."""
+        self._db.execute("BEGIN IMMEDIATE")
+        gone = self._db.execute(_TRIM, (oldest, KEPT_OF_COMMAND, KEPT)).rowcount
+        (kept,) = self._db.execute("SELECT COUNT(*) FROM runs").fetchone()
+        self._db.execute("ROLLBACK" if dry_run else "COMMIT")
+        return gone, gone * _ROW_BYTES, kept, kept * _ROW_BYTES
 
     def close(self) -> None:
         self._db.close()

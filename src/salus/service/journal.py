@@ -1,7 +1,8 @@
 """The journal: every event the core was given and every action it gave back, a line each.
 
-Replayed, the events of a live run give the same actions. The first line has the settings. A disk that fills up while
-jobs run ends the journal, not the jobs.
+Replayed (`replay`), the events of a live run give the same actions. It is written in segments (`segments`), each of
+which begins with a header: the settings, and a snapshot of the scheduler from which the segment can be replayed without
+those before it. A disk that fills up while jobs run ends the journal, not the jobs.
 """
 
 from __future__ import annotations
@@ -10,49 +11,93 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
+from salus import __version__
 from salus.core.actions import Action
 from salus.core.events import Event
 from salus.core.model import GpuConfig
 from salus.core.policies import Policy
 from salus.core.scheduler import Scheduler
+from salus.core.snapshot import SnapshotFailed
 from salus.errors import RequestRejected
-from salus.service.codec import from_plain, to_plain
+from salus.service.codec import NS, pack, to_plain, whole_ns
+from salus.service.segments import create, name_of, publish
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+SEGMENT_BYTES = 8 * 2**20
+SEGMENT_S = 86400.0
+"""The age at which a segment is full however small it is: what is too old is removed by the segment."""
 
 
 class Journal:
-    def __init__(self, folder: Path, config: GpuConfig, policy: Policy, which: str = "") -> None:
+    def __init__(
+        self, folder: Path, config: GpuConfig, policy: Policy, which: str = "", segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         """`which` tells the journals of several devices apart."""
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        self.path = folder / f"{stamp}-{os.getpid()}{which}.jsonl"
+        self._folder, self._segment_bytes = folder, segment_bytes
+        self._run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}{which}"
+        self._number = self._at_ns = 0
+        self._bytes = self._header_bytes = 0
+        """Of the segment that is being written."""
+        self._began_at = 0.0
         self.broken: str | None = None
+        self.path = folder / name_of(self._run, 1)
+        self._file: IO[bytes] | None = None
         try:
-            self._file: TextIO | None = self.path.open("x", buffering=1 << 16)
-            self._put({"format": FORMAT, "config": to_plain(config), "policy": str(policy)})
-            self.flush(raises=True)
+            self._begin({"config": to_plain(config), "policy": str(policy), "state": None})
         except OSError as error:
             raise RequestRejected(
                 f"{self.path}: the journal cannot be written ({error.strerror}); make room there"
             ) from None
 
     def record(self, event: Event, now: float, actions: list[Action]) -> None:
-        if self._file is not None:
-            self._put({"t": now, "event": to_plain(event), "actions": [to_plain(action) for action in actions]})
+        if self._file is None:
+            return
+        at_ns = whole_ns(now)
+        # A moment that is not whole nanoseconds is written as it is.
+        line = [at_ns - self._at_ns if isinstance(at_ns, int) else now, pack(event, now)]
+        self._at_ns = round(now * NS)
+        line += [pack(action, now) for action in actions]
+        try:
+            self._bytes += self._file.write(_encoded(line))
+        except OSError as error:
+            self._give_up(error)
 
-    def flush(self, *, raises: bool = False) -> None:
+    @property
+    def is_full(self) -> bool:
+        """With many jobs a header is long, and a segment should be more than that."""
+        if self._file is None or self._bytes == self._header_bytes:
+            return False
+        long_enough = max(self._segment_bytes, 2 * self._header_bytes)
+        return self._bytes >= long_enough or time.time() - self._began_at >= SEGMENT_S
+
+    def rotate(self, scheduler: Scheduler) -> None:
+        """Finishes the segment and begins the next one. Not from inside a decision."""
+        self.flush()
+        if self._file is None:
+            return
+        try:
+            state: dict[str, Any] | None = scheduler.snapshot()
+        except SnapshotFailed as error:
+            log.warning("a segment of the journal can be replayed only after those before it: %s", error)
+            state = None
+        before = self._file
+        try:
+            self._begin({"config": to_plain(scheduler.config), "policy": str(scheduler.policy), "state": state})
+        except OSError as error:
+            self._give_up(error)
+        finally:
+            before.close()
+
+    def flush(self) -> None:
         try:
             if self._file is not None:
                 self._file.flush()
         except OSError as error:
-            if raises:
-                raise
             self._give_up(error)
 
     def close(self) -> None:
@@ -61,64 +106,43 @@ class Journal:
             self._file.close()
             self._file = None
 
-    def _put(self, line: dict[str, Any]) -> None:
-        assert self._file is not None
+    def _begin(self, header: dict[str, Any]) -> None:
+        """The header is on the disk before the segment has its name."""
+        began_at, clock_s = time.time(), time.monotonic()
+        name = name_of(self._run, self._number + 1)
+        facts = {"format": FORMAT, "salus": __version__, "began_at": began_at, "clock_s": clock_s}
+        text = _encoded({**facts, **header})
+        file = create(self._folder, name)
         try:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        except OSError as error:
-            self._give_up(error)
+            file.write(text)
+            file.flush()
+            self.path = publish(self._folder, name)
+        except OSError:
+            _abandon(file)
+            raise
+        self._file = file
+        self._number += 1
+        self._began_at, self._at_ns = began_at, round(clock_s * NS)
+        self._bytes = self._header_bytes = len(text)
 
     def _give_up(self, error: OSError) -> None:
         self.broken = f"{self.path}: the journal ends here ({error.strerror}); jobs go on without it"
         log.error("%s", self.broken)
+        if self._file is not None:
+            _abandon(self._file)
         self._file = None
 
 
-def leases(path: Path) -> list[tuple[str, int, float, float]]:
-    """Who held the lease of which lane from when to when, in a whole journal: job, lane, start and end."""
-    held: dict[str, tuple[int, float]] = {}
-    found: list[tuple[str, int, float, float]] = []
-    last = 0.0
-    with path.open() as file:
-        next(file, None)
-        for line in map(json.loads, file):
-            event, last = line["event"], line["t"]
-            gives_up = event.get("yielded") or event["kind"] in ("JobIdled", "JobLeft")
-            if gives_up and event["job_id"] in held:
-                lane, since = held.pop(event["job_id"])
-                found.append((event["job_id"], lane, since, last))
-            for action in line["actions"]:
-                if action["kind"] == "GrantLease":
-                    held[action["job_id"]] = (action["lane_id"], last)
-    return found + [(job_id, lane, since, last) for job_id, (lane, since) in held.items()]
-
-
-def replay(path: Path, load_policy: Callable[[str], Policy]) -> tuple[int, str | None]:
-    """Feeds a journal's events to a new scheduler. How many there were, and the first difference if there is one."""
+def _abandon(file: IO[bytes]) -> None:
+    """Closes it without another attempt to write what is in its buffer."""
     try:
-        with path.open() as file:
-            return _replay(path, file, load_policy)
+        file.close()
     except OSError as error:
-        raise RequestRejected(f"{path}: cannot be read ({error.strerror}); expected a journal of salus serve") from None
+        log.debug("%s", error)
+    part = Path(file.name)
+    if part.suffix == ".part":
+        part.unlink(missing_ok=True)
 
 
-def _replay(path: Path, file: TextIO, load_policy: Callable[[str], Policy]) -> tuple[int, str | None]:
-    scheduler: Scheduler | None = None
-    number = 0
-    for number, text in enumerate(file):
-        try:
-            line = json.loads(text)
-            if scheduler is None:
-                scheduler = Scheduler(from_plain(line["config"], load_policy), load_policy(line["policy"]))
-                continue
-            event, expected = from_plain(line["event"], load_policy), line["actions"]
-        except (ValueError, KeyError, TypeError):
-            raise RequestRejected(
-                f"{path}:{number + 1}: is not a line of a journal; expected one of salus serve"
-            ) from None
-        found = [to_plain(action) for action in scheduler.handle(event, line["t"])]
-        if found != expected:
-            return number, f"{path}:{number + 1}: {type(event).__name__} gave {expected} and now gives {found}"
-    if scheduler is None:
-        raise RequestRejected(f"{path}: is empty; expected a journal of salus serve")
-    return number, None
+def _encoded(line: object) -> bytes:
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"

@@ -17,12 +17,13 @@ import signal
 import socket
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from salus import __version__
 from salus.core.placement import choose
+from salus.core.scheduler import Scheduler
 from salus.errors import NoService, RequestRejected, SalusError, ServiceUnavailable
 from salus.paths import make_private, take_over
 from salus.plugins import load_policy
@@ -35,11 +36,13 @@ from salus.service.connection import Connection
 from salus.service.devices import Device, allowed
 from salus.service.gpu import Gpu, Nvml
 from salus.service.history import History
+from salus.service.housekeeping import Housekeeping
 from salus.service.job import LiveJob
 from salus.service.journal import Journal
 from salus.service.live import Live
 from salus.service.mps import Mps, MpsUnavailable
 from salus.service.recovery import Recovery
+from salus.service.storage import HISTORY, Limits
 from salus.service.view import together
 
 log = logging.getLogger(__name__)
@@ -66,6 +69,8 @@ class Options:
     devices: tuple[Device, ...]
     policy: str = "fair"
     journal: bool = True
+    limits: Limits = field(default_factory=Limits)
+    """Of what is kept on the disk."""
     linger: bool = False
     """End when the last job has: the service was started by `salus run`."""
     access: Access = NOBODY_ELSE
@@ -96,10 +101,10 @@ class Server:
         self._address = Address(options.socket, for_others=options.access.for_others)
         take_over(options.state, "SALUS_STATE_DIR")
         journal_folder = make_private(options.state / "journal", "SALUS_STATE_DIR")
-        self._history = History(options.state / "history.sqlite")
+        self._history = History(options.state / HISTORY)
         self._registry = Registry(options.state / FILE, str(options.socket), busy_s=BUSY_S)
         self._registry.trim()
-        self._journals: list[Journal] = []
+        self._journals: dict[Journal, Scheduler] = {}
         self._lives = [self._make_live(device, journal_folder) for device in options.devices]
         self._recoveries = {live: Recovery(live) for live in self._lives}
         self._answers: dict[type, Callable[[Connection, Any], None]] = {
@@ -126,11 +131,13 @@ class Server:
         journal = None
         if self._options.journal:
             which = f"-{device.number}" if len(self._options.devices) > 1 else ""
-            journal = Journal(journal_folder, device.config, policy, which)
-            self._journals.append(journal)
+            segment_bytes = self._options.limits.segment_bytes(len(self._options.devices))
+            journal = Journal(journal_folder, device.config, policy, which, segment_bytes)
         live = Live(
             device, policy, journal, self._history, self._registry, self._emptied, scrub=self._options.scrub
         )  # fmt: skip
+        if journal is not None:
+            self._journals[journal] = live.scheduler
         live.mps = self._start_mps(device)
         return live
 
@@ -159,7 +166,10 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop, self._options.on_stop == "drain")
         chores = [asyncio.create_task(self._look_for_stuck())]
-        chores += [asyncio.create_task(self._flush_now_and_then())]
+        housekeeping = Housekeeping(
+            self._options.state, self._options.limits, self._journals, self._registry, self._history
+        )
+        chores += [asyncio.create_task(housekeeping.run())]
         for live in self._lives:
             if live.device.gpu is not None:
                 chores.append(asyncio.create_task(self._watch_gpu(live, live.device.gpu)))
@@ -497,12 +507,6 @@ class Server:
             await asyncio.sleep(min(1.0, after_s / 4))
             for live in self._lives:
                 live.watch.look_for_stuck(after_s)
-
-    async def _flush_now_and_then(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            for journal in self._journals:
-                journal.flush()
 
 
 def _allow_many_descriptors() -> None:
