@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from salus.errors import RequestRejected
+from salus.processes import began, is_there
 from salus.protocol.messages import Register
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,8 @@ class Record:
     """0: it is gone."""
     worker: int
     """The process that used the device; 0: none did, or it is gone."""
+    token: str
+    """By which the job's processes are found."""
 
     @property
     def goes_on(self) -> bool:
@@ -140,16 +143,14 @@ class Registry:
             cursor = self._db.execute(
                 "INSERT INTO jobs (token, uid, asked, submitted_at, launcher, launcher_began, device, socket) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (token, uid, json.dumps(asdict(asked)), submitted_at, launcher, _began(launcher), device, self._socket),
+                (token, uid, json.dumps(asdict(asked)), submitted_at, launcher, began(launcher), device, self._socket),
             )
         except sqlite3.Error as error:
             raise RequestRejected(f"the list of jobs cannot be written ({error}); make room on the disk") from None
         return str(cursor.lastrowid)
 
     def attached(self, job_id: str, worker: int) -> None:
-        self._write(
-            "UPDATE jobs SET worker = ?, worker_began = ? WHERE job_id = ?", worker, _began(worker), int(job_id)
-        )
+        self._write("UPDATE jobs SET worker = ?, worker_began = ? WHERE job_id = ?", worker, began(worker), int(job_id))
 
     def remove(self, job_id: str) -> None:
         """It was none."""
@@ -206,12 +207,12 @@ class Registry:
 
     def _records(self, which: str, *values: object) -> list[Record]:
         rows = self._db.execute(
-            "SELECT job_id, uid, asked, submitted_at, row, finished_at, launcher, launcher_began, worker, worker_began "
-            f"FROM jobs WHERE (finished_at IS NOT NULL OR socket = ?) AND ({which}) ORDER BY job_id",
+            "SELECT job_id, uid, asked, submitted_at, row, finished_at, token, launcher, launcher_began, worker, "
+            f"worker_began FROM jobs WHERE (finished_at IS NOT NULL OR socket = ?) AND ({which}) ORDER BY job_id",
             (self._socket, *values),
         )
         found = []
-        for job_id, uid, asked, submitted_at, text, finished_at, *processes in rows.fetchall():
+        for job_id, uid, asked, submitted_at, text, finished_at, token, *processes in rows.fetchall():
             row = {**_at_least(str(job_id), json.loads(asked), submitted_at), **json.loads(text)}
             launcher = worker = 0
             if finished_at is None:
@@ -223,14 +224,14 @@ class Registry:
                     "lane": None,
                     "position": None,
                 }
-            found.append(Record(uid, row, launcher, worker))
+            found.append(Record(uid, row, launcher, worker, token))
         return found
 
     def cancelled(self, job_id: str) -> None:
         """One that goes on without a service was told to end."""
         self._write("UPDATE jobs SET row = json_set(row, '$.state', 'cancelled') WHERE job_id = ?", int(job_id))
 
-    def finish(self, job_id: str, token: str, exit_code: int) -> None:
+    def finish(self, job_id: str, token: str, exit_code: int, why: str = "") -> None:
         """From a launcher: its job has ended, and no service has heard of it."""
         found = self._db.execute(
             "SELECT row FROM jobs WHERE job_id = ? AND token = ? AND finished_at IS NULL", (int(job_id), token)
@@ -240,7 +241,7 @@ class Registry:
             cancelled = row.get("state") == "cancelled"
             state = "cancelled" if cancelled else "done" if exit_code == 0 else "failed"
             ended = {"state": state, "exit_code": exit_code, "finished_at": time.time(), "lane": None}
-            self.describe({"id": job_id, **row, **ended, "wait_reason": None, "position": None})
+            self.describe({"id": job_id, **row, **ended, "wait_reason": why or None, "position": None})
 
     def trim(self) -> None:
         """Only the last ones are kept; of those that are lost, too."""
@@ -339,15 +340,6 @@ def _at_least(job_id: str, asked: dict[str, Any], submitted_at: float) -> dict[s
     }
 
 
-def _began(pid: int) -> int:
-    """In ticks of the kernel's clock; 0: there is no such process."""
-    try:
-        # The name, in brackets, may hold anything.
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 def _any_alive(processes: list[int]) -> bool:
     """Of a launcher and when it began, and a worker and when that did."""
     return bool(_if_alive(*processes[:2]) or _if_alive(*processes[2:]))
@@ -355,4 +347,4 @@ def _any_alive(processes: list[int]) -> bool:
 
 def _if_alive(pid: int, began: int) -> int:
     """The process, if it is the one that began then."""
-    return pid if began and _began(pid) == began else 0
+    return pid if began and is_there(pid, began) else 0

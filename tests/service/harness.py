@@ -143,7 +143,7 @@ class Service:
     def stop(self) -> None:
         for process in reversed(self.started):
             with contextlib.suppress(ProcessLookupError):
-                # The whole group: a launcher that is killed leaves its job behind, by design.
+                # The whole group. The keeper of a job sees to the rest of it.
                 os.killpg(process.pid, signal.SIGTERM if process is self.process else signal.SIGKILL)
             process.communicate(timeout=20)
         self.started.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from salus.cli.serve import _with_room
-from salus.client.launch import environment_for, visible_gpus
+from salus.client.environment import environment_for, visible_gpus
 from salus.core.model import GpuConfig
 from salus.errors import RequestRejected, SalusError
 from salus.protocol import messages as msg

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from salus.client.launch import environment_for
+from salus.client.environment import environment_for
 from salus.core.model import GpuConfig
 from salus.plugins import load_policy
 from salus.protocol import messages as msg

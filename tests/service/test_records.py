@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from salus import processes
 from salus.errors import NoService
 from salus.protocol.messages import Register
 from salus.registry import FILE, KEPT, Registry, open_registry
@@ -123,18 +124,27 @@ def test_a_job_that_has_given_up_on_a_killed_service_is_not_taken_for_ended_by_t
     assert (row["state"], row["exit_code"]) == ("failed", 6)
 
 
-def test_a_job_whose_launcher_was_killed_goes_on_and_can_be_ended(serve):
-    service = serve()
-    job = service.job("--name", "a", iterations=100_000, seconds=0.005)
-    row = service.when("a", "running")
+def kill_both(job: subprocess.Popen[str]) -> None:
+    """`salus run` and its keeper; of their job only the command dies with them."""
+    (keeper,) = [process.pid for process in processes.below(job.pid) if process.parent == job.pid]
+    os.kill(job.pid, signal.SIGSTOP)
+    os.kill(keeper, signal.SIGKILL)
     job.kill()
     job.wait()
+
+
+def test_an_unmanaged_job_whose_launcher_was_killed_can_be_ended(serve):
+    service = serve()
+    command = f"{sys.executable} {service.job_file} 100000 0.005; exit 1"
+    job = service.salus_in_background("run", "--name", "a", "--", "bash", "-c", command)
+    row = service.when("a", "running")
     service.process.terminate()
     service.process.communicate()
+    kill_both(job)
     (listing,) = listed(service)
     assert listing["state"] == "unmanaged"
     assert service.salus("cancel", row["id"]).stdout == f"job {row['id']} was told to end\n"
-    eventually(lambda: not listed(service), "it has ended")
+    assert not listed(service), "it has ended"
     (listing,) = listed(service, "--all")
     assert listing["state"] == "lost"
     assert service.salus("wait", row["id"]).returncode == 1
@@ -144,10 +154,10 @@ def test_a_job_whose_launcher_was_killed_is_lost_and_says_so(serve):
     service = serve()
     job = service.salus_in_background("run", "--", "sleep", "600")
     (row,) = eventually(lambda: listed(service), "the job is there")
+    eventually(lambda: len(processes.below(job.pid)) > 1, "its command runs")
     service.process.terminate()
     service.process.communicate()
-    os.killpg(job.pid, signal.SIGKILL)
-    job.communicate()
+    kill_both(job)
     (row,) = listed(service, "--all")
     assert (row["state"], row["exit_code"]) == ("lost", None)
     done = service.salus("wait", row["id"])

@@ -73,7 +73,7 @@ class OwnService:
     ) -> None:
         for process in reversed(self._started):
             with contextlib.suppress(ProcessLookupError):
-                # The whole group: a launcher that is killed leaves its job behind, by design.
+                # The whole group. The keeper of a job sees to the rest of it.
                 os.killpg(process.pid, signal.SIGTERM if process is self._service else signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=10)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -15,7 +13,9 @@ import typer
 
 from salus.cli.console import make_console
 from salus.cli.jobs_table import jobs_table
-from salus.client.launch import as_shell_status, connect
+from salus.cli.unmanaged import end_unmanaged
+from salus.client.launch import as_shell_status
+from salus.client.start import connect
 from salus.errors import NoService, RequestRejected, SalusError
 from salus.paths import socket_path, state_dir
 from salus.protocol import messages as msg
@@ -107,9 +107,10 @@ def _await(job_id: str) -> int | None:
 
 
 def cancel(
-    job: JobId, force: Annotated[bool, typer.Option("--force", help="Kill it rather than ask it to end.")] = False
+    job: JobId,
+    force: Annotated[bool, typer.Option("--force", help="Kill it at once.")] = False,
 ) -> None:
-    """End a job.
+    """End a job and all its processes: SIGTERM, and after ten seconds (run --grace) SIGKILL to what is left.
 
     Example: `salus cancel 3`
     """
@@ -131,24 +132,9 @@ def _end_unmanaged(job_id: str, force: bool) -> bool:
     with open_registry(state_dir(), socket_path()) as registry:
         if registry is not None:
             registry.cancelled(job_id)
-    # The launcher passes it on. It is not killed itself: it tells how the job ended.
-    pids, number = [record.launcher or record.worker], signal.SIGTERM
-    if force:
-        pids, number = [*_children(record.launcher), *([record.worker] if record.worker else [])], signal.SIGKILL
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+    end_unmanaged(record, force)
     typer.echo(f"job {job_id} was {'killed' if force else 'told to end'}")
     return True
-
-
-def _children(pid: int) -> list[int]:
-    """In its own session: a service that it started is in another."""
-    try:
-        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        return [child for child in children if os.getsid(child) == os.getsid(pid)]
-    except OSError:
-        return []
 
 
 def _rows(everything: bool) -> list[dict[str, Any]]:

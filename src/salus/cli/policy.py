@@ -11,7 +11,7 @@ from rich.table import Table
 from salus.cli.config import write
 from salus.cli.console import make_console
 from salus.cli.options import complete_policy
-from salus.client.launch import connect
+from salus.client.start import connect
 from salus.config.load import load
 from salus.config.schema import POLICY
 from salus.errors import NoService, RequestRejected, ServiceUnavailable

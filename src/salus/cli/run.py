@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +14,13 @@ import typer
 
 from salus.cli.options import option_of, parsed
 from salus.client import launch
-from salus.config.load import load
-from salus.config.schema import IF_NO_SERVICE
+from salus.client.environment import visible_gpus
+from salus.config.load import Settings, load
+from salus.config.schema import GRACE, IF_NO_SERVICE, TIME_LIMIT
 from salus.core.model import HEAVIEST, LIGHTEST
 from salus.errors import RequestRejected
 from salus.paths import make_private, state_dir, take_over
+from salus.processes import APART
 from salus.protocol.messages import MOST, Register
 from salus.units import parse_bytes, parse_duration
 
@@ -52,6 +55,8 @@ SmShare = Annotated[
     ),
 ]
 Ephemeral = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that lives within an iteration.")]
+TimeLimit = Annotated[str | None, option_of(TIME_LIMIT)]
+Grace = Annotated[str | None, option_of(GRACE)]
 
 
 def run(
@@ -65,6 +70,8 @@ def run(
     ephemeral: Ephemeral = None,
     gpu: OnGpu = None,
     sm_share: SmShare = None,
+    time_limit: TimeLimit = None,
+    grace: Grace = None,
     if_no_service: Annotated[str | None, option_of(IF_NO_SERVICE)] = None,
 ) -> None:
     """Run a command as a job that shares the device. Input, output, signals and exit status pass through.
@@ -76,8 +83,8 @@ def run(
     Example: `salus run --name big --weight 2 --ephemeral 4GiB python train.py --epochs 3`
     """
     asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu, sm_share)
-    settings = load(options={IF_NO_SERVICE: if_no_service})
-    raise typer.Exit(launch.run(asked, unmanaged_if_none=settings[IF_NO_SERVICE] == "run"))
+    settings = load(options={IF_NO_SERVICE: if_no_service, TIME_LIMIT: time_limit, GRACE: grace})
+    raise typer.Exit(launch.run(_with_end(asked, settings), unmanaged_if_none=settings[IF_NO_SERVICE] == "run"))
 
 
 def submit(
@@ -91,6 +98,8 @@ def submit(
     ephemeral: Ephemeral = None,
     gpu: OnGpu = None,
     sm_share: SmShare = None,
+    time_limit: TimeLimit = None,
+    grace: Grace = None,
 ) -> None:
     """Run a command as a job in the background. Prints its id; its output is kept for `salus logs`.
 
@@ -101,6 +110,7 @@ def submit(
     outputs = make_private(take_over(state_dir(), "SALUS_STATE_DIR") / "output", "SALUS_STATE_DIR")
     log = outputs / f"{os.getpid()}-{os.urandom(4).hex()}.log"
     asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu, sm_share, str(log))
+    asked = _with_end(asked, load(options={TIME_LIMIT: time_limit, GRACE: grace}))
     # A process of its own session stays with the job, whatever becomes of this terminal.
     code = "import sys, json; from salus.cli.run import supervise; sys.exit(supervise(json.loads(sys.argv[1])))"
     process = subprocess.Popen(
@@ -109,6 +119,8 @@ def submit(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        # It may be submitted from within a job, and is no part of that one.
+        env={**os.environ, APART: "1"},
         text=True,
     )
     assert process.stdout is not None and process.stderr is not None
@@ -120,13 +132,7 @@ def submit(
 
 def supervise(asked: dict[str, object]) -> int:
     """What stays with a submitted job until its end."""
-    from salus.errors import SalusError
-
-    try:
-        return launch.run(Register(**asked), announce=True)  # type: ignore[arg-type]
-    except SalusError as error:
-        print(f"salus: {error}", file=sys.stderr)
-        return error.status
+    return launch.run(Register(**asked), announce=True)  # type: ignore[arg-type]
 
 
 def _ask(
@@ -160,7 +166,7 @@ def _ask(
         ephemeral_bytes=None if ephemeral is None else parsed("--ephemeral", parse_bytes, ephemeral),
         log=log,
         gpu=gpu,
-        visible=launch.visible_gpus(os.environ),
+        visible=visible_gpus(os.environ),
         sm_share=sm_share,
     )
 
@@ -171,6 +177,11 @@ def _directory() -> str:
         return os.getcwd()
     except FileNotFoundError:
         return os.readlink("/proc/self/cwd")
+
+
+def _with_end(asked: Register, settings: Settings) -> Register:
+    """And when the job is to end at the latest, and how."""
+    return replace(asked, time_limit_s=settings[TIME_LIMIT] or None, grace_s=settings[GRACE])
 
 
 def _checked(name: str) -> str:

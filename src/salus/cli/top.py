@@ -18,7 +18,7 @@ from salus.cli.console import make_console
 from salus.cli.jobs_table import device_name, jobs_table
 from salus.cli.options import parsed
 from salus.client.connection import ServiceConnection
-from salus.client.launch import connect
+from salus.client.start import connect
 from salus.errors import RequestRejected, ServiceUnavailable
 from salus.protocol import messages as msg
 from salus.units import format_bytes, format_duration, parse_duration

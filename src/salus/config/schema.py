@@ -228,12 +228,21 @@ IF_NO_SERVICE = Setting(
     "What salus run does where no service can be had: give up, or run the command unmanaged.",
     "refuse",
 )
+TIME_LIMIT = Setting(
+    "run.time-limit",
+    TIME,
+    "End a job when this much time has passed since its start, waiting included; 0: never.",
+    if_unset="no limit",
+)
+GRACE = Setting(
+    "run.grace", TIME, "How long a job may take to end, once it is told to, before what is left is killed.", "10s"
+)
 
 SETTINGS: tuple[Setting[Any], ...] = (
     POLICY, QUANTUM, DEVICE, GPU, CAPACITY, RESERVE, HOST_MEMORY, STUCK_AFTER, MPS, USERS, VISIBLE, SHARE_LANES, SCRUB,
     JOURNAL, ON_STOP, LINGER, VERBOSE,
     JOURNAL_SIZE, OUTPUT_SIZE, KEEP_FOR,
-    IF_NO_SERVICE,
+    IF_NO_SERVICE, TIME_LIMIT, GRACE,
 )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ VARIABLES = (
     Variable("SALUS_JOB", For.JOBS, "The job's id."),
     Variable("SALUS_TOKEN", For.JOBS, "By which the service knows a process of the job."),
     Variable("SALUS_GPU", For.JOBS, "The GPU that the job was given."),
+    Variable("SALUS_APART", For.JOBS, "1: the process is no part of the job that it descends from."),
     Variable("SALUS_SYSTEM_CONFIG_DIR", For.TESTS, "The folder of the machine's settings file. Default: /etc/salus."),
 )
 

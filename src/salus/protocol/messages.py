@@ -61,6 +61,10 @@ class Register:
     """Which the user lets it see, as in CUDA_VISIBLE_DEVICES."""
     sm_share: int | None = None
     """How much of the GPU's processors it may use at once, in percent; under MPS."""
+    time_limit_s: float | None = None
+    """How long the command may run; then its launcher ends the job."""
+    grace_s: float = 10.0
+    """Between SIGTERM and SIGKILL, when the job is ended."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +141,11 @@ class Recalled:
 
 @dataclass(frozen=True)
 class Finished:
-    """From the launcher: the job's process ended, with this status (negative: the signal that killed it)."""
+    """From the launcher: the job has ended, its command with this status (negative: the signal that killed it)."""
 
     exit_code: int
+    why: str = ""
+    """Why its launcher ended it, in words; nothing where it ended by itself or was cancelled."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +250,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Terminate:
-    """To the launcher: the job was cancelled; end its process."""
+    """To the launcher: the job was cancelled; end it."""
 
     force: bool
 

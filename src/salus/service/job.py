@@ -37,7 +37,7 @@ class LiveJob:
     last_pid: int = 0
     """Of the process that uses the device, or did."""
     fault: str | None = None
-    """What it died of, where that was not its own end."""
+    """Why it ended, where that was not its own doing."""
     page: Page | None = None
     page_descriptor: int = -1
     grant_event: int = -1

@@ -8,11 +8,9 @@ with an arena, `memory` carries out what concerns their lanes; for others a lane
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
-import signal
 import sqlite3
 import time
 from collections.abc import Callable
@@ -30,6 +28,7 @@ from salus.protocol.errors import AnotherProcess, AnotherProcessAgain, NoSuchJob
 from salus.protocol.page import Page, Word
 from salus.protocol.slots import Kind
 from salus.registry import Record, Registry
+from salus.service.cancel import LAUNCHER_KILLED, Cancelling
 from salus.service.connection import Connection
 from salus.service.devices import Device
 from salus.service.history import History, command_key
@@ -75,6 +74,7 @@ class Live:
         self.pager = Pager(self)
         self.leases = Leases(self)
         self.watch = Watch(self)
+        self.cancelling = Cancelling()
         self.sizes = Sizes(self, history)
         self.jobs: dict[str, LiveJob] = {}
         self.ended: dict[str, LiveJob] = {}
@@ -366,9 +366,11 @@ class Live:
             self._loop.remove_reader(job.pidfd)
             job.watched = False
 
-    def launcher_lost(self, job: LiveJob) -> None:
+    def launcher_lost(self, job: LiveJob, pid: int) -> None:
         job.launcher = None
+        self.cancelling.launcher_lost(job, pid)
         if job.process is None and not job.returning:
+            job.fault = job.fault or LAUNCHER_KILLED
             self.end(job, None)
 
     def end(self, job: LiveJob, exit_code: int | None) -> None:
@@ -412,17 +414,6 @@ class Live:
         log.info("job %s ended with status %s", job.job_id, exit_code)
         if not self.jobs:
             self.on_empty()
-
-    def cancel(self, job: LiveJob, force: bool) -> None:
-        job.cancelled = True
-        if job.launcher is not None:
-            job.launcher.send(msg.Terminate(force))
-        elif job.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(job.process.pid, signal.SIGKILL if force else signal.SIGTERM)
-        elif job.pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(job.pidfd, signal.SIGKILL if force else signal.SIGTERM)
 
     def set_policy(self, policy: Policy) -> None:
         self.handle(ev.PolicyChanged(policy))

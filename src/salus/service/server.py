@@ -280,7 +280,7 @@ class Server:
                 worker.live.left_the_door(worker)
         launched = self._launchers.pop(connection, None)
         if launched is not None and launched.job_id in launched.live.jobs:
-            launched.live.launcher_lost(launched)
+            launched.live.launcher_lost(launched, connection.pid)
 
     def _on_message(self, connection: Connection, message: msg.Message) -> None:
         if not connection.greeted and not isinstance(message, msg.Hello):
@@ -378,6 +378,7 @@ class Server:
         job = self._launchers.get(connection)
         if job is None:
             raise msg.ProtocolError("the end of a job that was never registered here")
+        job.fault = job.fault or message.why or None
         job.live.end(job, message.exit_code)
         connection.send(msg.Done())
 
@@ -417,7 +418,7 @@ class Server:
             raise RequestRejected(f"job {message.job_id} has ended already")
         if job.uid != connection.uid and not self._is_administrator(connection):
             raise RequestRejected(f"job {job.job_id} is another user's; only they and who runs the service can end it")
-        job.live.cancel(job, message.force)
+        job.live.cancelling.cancel(job, message.force)
         connection.send(msg.Done(f"job {job.job_id} was {'killed' if message.force else 'told to end'}"))
 
     def _on_await_job(self, connection: Connection, message: msg.AwaitJob) -> None:

@@ -114,7 +114,9 @@ def _state(job: LiveJob, core: Job | None) -> str:
 def _reason(job: LiveJob, core: Job | None, why: Waiting | None) -> str | None:
     if core is not None and core.stuck:
         return f"has passed no boundary for long; salus cancel {job.job_id} ends it"
-    return why.text if why is not None else job.fault
+    if why is not None:
+        return why.text
+    return None if job.fault is None else _shown(job.fault)
 
 
 def _shown(text: str) -> str:

@@ -1,0 +1,88 @@
+"""What the service says to the launcher of a job, from the job's start until the service has heard of its end.
+
+A service that was killed is waited for, and the next one is told that the job is still there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from salus.client.again import connect_again
+from salus.client.connection import ServiceConnection
+from salus.client.say import say
+from salus.errors import SalusError, ServiceUnavailable
+from salus.paths import socket_path, state_dir
+from salus.protocol import messages as msg
+from salus.registry import open_registry
+
+END_TIMEOUT_S = 2.0
+
+
+class Listener(threading.Thread):
+    """`on_terminate(force)` is called in this thread when the job is to end."""
+
+    def __init__(
+        self, connection: ServiceConnection, job: msg.Registered, on_terminate: Callable[[bool], None]
+    ) -> None:
+        super().__init__(daemon=True)
+        self._connection, self._job, self._on_terminate = connection, job, on_terminate
+        self._end: msg.Finished | None = None
+        self._known = False
+        """The service has heard how the job ended."""
+
+    def run(self) -> None:
+        while True:
+            try:
+                self._hear(self._connection)
+                return
+            except (SalusError, OSError):
+                connection = connect_again(socket_path())
+            try:
+                if connection is None:
+                    return
+                connection.request(msg.Rejoin(self._job.job_id, self._job.token))
+                connection.wait_for_ever()
+            except ServiceUnavailable:
+                continue  # killed again
+            except SalusError:
+                return  # it does not know the job any more
+            self._connection = connection
+            if self._end is not None:
+                self._tell(self._end)
+
+    def finish(self, end: msg.Finished) -> None:
+        self._end = end
+        self._tell(end)
+        # When the answer is there, the service knows, and `salus ps` tells the truth.
+        self.join(timeout=END_TIMEOUT_S)
+        self._connection.close()
+        if not self._known:
+            # Where the service is gone, or another's, this is all that can be done.
+            with contextlib.suppress(SalusError, OSError), open_registry(state_dir(), socket_path()) as registry:
+                if registry is not None:
+                    registry.finish(self._job.job_id, self._job.token, end.exit_code, end.why)
+
+    def _tell(self, end: msg.Finished) -> None:
+        with contextlib.suppress(SalusError):
+            self._connection.send(end)
+
+    def _hear(self, connection: ServiceConnection) -> None:
+        job_id = self._job.job_id
+        while True:
+            message, _ = connection.receive()
+            match message:
+                case msg.Queued(_, text, position, queue_length):
+                    say(f"job {job_id} waits for memory, {position} of {queue_length} in the queue: {text}")
+                case msg.Told(text):
+                    say(text)
+                case msg.Admitted():
+                    say(f"job {job_id} has its memory")
+                case msg.Terminate(force):
+                    self._on_terminate(force)
+                case msg.Done():
+                    self._known = True
+                    return
+                case msg.Farewell():
+                    return

@@ -1,0 +1,75 @@
+"""A connection to the user's service, which is started if there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from salus.client.connection import ServiceConnection
+from salus.client.environment import HIDES_ALL
+from salus.errors import RequestRejected, ServiceUnavailable
+from salus.paths import lock_path, socket_path, state_dir, take_over
+from salus.processes import APART
+
+START_TIMEOUT_S = 10.0
+
+
+def connect(*, start: bool, timeout_s: float | None = 10.0) -> ServiceConnection:
+    """A connection to the user's service. With `start`, one is started if there is none; it ends with its last job."""
+    path = socket_path()
+    try:
+        return ServiceConnection(path, timeout_s)
+    except ServiceUnavailable:
+        if not start:
+            raise
+    log, service = _start_service(path)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        ended = service.poll() is not None
+        try:
+            return ServiceConnection(path, timeout_s)
+        except ServiceUnavailable:
+            if ended and not _another_starts(path):
+                raise ServiceUnavailable(f"a service was started and has ended: {_last_line(log)}") from None
+            time.sleep(0.02)
+    raise ServiceUnavailable(f"a service was started and does not answer; see {log}")
+
+
+def _another_starts(path: Path) -> bool:
+    """Ours has found one that was there before it, and is about to answer."""
+    try:
+        os.kill(int(lock_path(path).read_text()), 0)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return lines[-1].removeprefix("salus: ") if lines else f"see {log}"
+
+
+def _start_service(path: Path) -> tuple[Path, subprocess.Popen[bytes]]:
+    log = state_dir() / "service.log"
+    try:
+        take_over(log.parent, "SALUS_STATE_DIR")
+        with log.open("ab") as output:
+            command = [sys.executable, "-m", "salus", "serve", "--linger"]
+            # It is for all jobs to come, and not a part of the one that it is started for.
+            environment = {**os.environ, "SALUS_SOCKET": str(path), APART: "1"}
+            if environment.get("CUDA_VISIBLE_DEVICES") not in HIDES_ALL:
+                # What one job may see is not what the service may share.
+                environment.pop("CUDA_VISIBLE_DEVICES", None)
+            service = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=environment
+            )
+    except RequestRejected as error:
+        raise ServiceUnavailable(str(error)) from None
+    except OSError as error:
+        raise ServiceUnavailable(
+            f"{log}: cannot be written ({error.strerror}); set SALUS_STATE_DIR to a folder of yours"
+        ) from None
+    return log, service
