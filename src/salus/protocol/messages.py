@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from salus.errors import SalusError
 
-VERSION = 4
+VERSION = 5
 MAX_PACKET_BYTES = 64 * 1024
 PACKET_HEAD_BYTES = 1024
 """Of a packet with a list of rows: more than everything else in it."""
