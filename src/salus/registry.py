@@ -38,6 +38,8 @@ _ADDED = {
     # When each process began, as the kernel counts it: numbers of processes are given out again.
     "launcher_began": "INTEGER NOT NULL DEFAULT 0",
     "worker_began": "INTEGER NOT NULL DEFAULT 0",
+    # By this alone a job is let back into its lane after a restart: whose memory that is, no job says for itself.
+    "lane": "INTEGER",
 }
 """Columns that a file of an older version lacks."""
 _SCHEMA = f"""
@@ -75,6 +77,8 @@ class SavedJob:
     """The process that used the device; 0: none did."""
     device: str
     """On which it was placed."""
+    lane: int | None
+    """Which of that device's lanes it was in."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,10 @@ class Registry:
     def attached(self, job_id: str, worker: int) -> None:
         self._write("UPDATE jobs SET worker = ?, worker_began = ? WHERE job_id = ?", worker, began(worker), int(job_id))
 
+    def entered(self, job_id: str, lane: int | None) -> None:
+        """None: it is in no lane now."""
+        self._write("UPDATE jobs SET lane = ? WHERE job_id = ?", lane, int(job_id))
+
     def remove(self, job_id: str) -> None:
         """It was none."""
         self._write("DELETE FROM jobs WHERE job_id = ?", int(job_id))
@@ -172,7 +180,7 @@ class Registry:
     def running(self) -> list[SavedJob]:
         """Those of the service before us, which was killed."""
         rows = self._db.execute(
-            "SELECT job_id, token, uid, asked, submitted_at, launcher, worker, device FROM jobs "
+            "SELECT job_id, token, uid, asked, submitted_at, launcher, worker, device, lane FROM jobs "
             "WHERE finished_at IS NULL AND NOT released AND socket = ? ORDER BY job_id",
             (self._socket,),
         )
@@ -185,7 +193,7 @@ class Registry:
         """A full disk is no reason to keep a job from its end."""
         try:
             self._db.execute(statement, values)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
             log.warning("the list of jobs cannot be written (%s)", error)
 
     # By anyone.

@@ -72,7 +72,7 @@ class Service:
             self.start()
 
     def start(self) -> None:
-        self.process = self._in_background(self._module, "serve", *self._options)
+        self.process = self.in_background(self._module, "serve", *self._options)
         eventually(self._answers, "the service answers")
 
     def kill(self) -> None:
@@ -82,9 +82,9 @@ class Service:
         self.process.wait()
 
     def salus_in_background(self, *arguments: str) -> subprocess.Popen[str]:
-        return self._in_background("salus", *arguments)
+        return self.in_background("salus", *arguments)
 
-    def _in_background(self, module: str, *arguments: str) -> subprocess.Popen[str]:
+    def in_background(self, module: str, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             env=self.environment,

@@ -11,6 +11,7 @@ from salus.protocol.page import Page, Word
 from salus.protocol.sealed import sealed_memory
 from salus.protocol.slots import Kind, Record, pack, size_of, unpack
 from salus.service.memory import Lanes, Link
+from salus.service.report import Report
 
 MIB = 1 << 20
 
@@ -20,7 +21,8 @@ class Job:
 
     def __init__(self, lanes: Lanes, name: str) -> None:
         self.page, self._descriptor = Page.create()
-        self.link = Link(name, self.page, lanes, lambda: None, lambda: None, lambda *_: None)
+        report = Report(self.page, lambda _: None)
+        self.link = Link(name, self.page, report, lanes, lambda: None, lambda: None, lambda *_: None)
         self._sock = self.link.theirs
         self._sock.setblocking(False)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from salus.core.model import Lease
 from salus.protocol.page import JobState, Page, Word
+from salus.service.report import Report
 from salus.service.watch import Watch
 from tests.service.harness import eventually, finish
 
@@ -55,7 +56,9 @@ def test_a_holder_that_sits_and_is_to_make_room_is_told_also_where_everybody_has
             page, _ = Page.create()
             page.words[Word.STATE] = state
             worker = SimpleNamespace(send=lambda _, name=name: told.append(name))
-            holders[name] = SimpleNamespace(job_id=name, page=page, link=object(), passed=0, worker=worker)
+            holders[name] = SimpleNamespace(
+                job_id=name, page=page, report=Report(page, told.append), link=object(), passed=0, worker=worker
+            )
             cores[name] = SimpleNamespace(lease=lease, competing=False, holds=True, ready=True, wanted=None)
         live: Any = SimpleNamespace(
             leases=SimpleNamespace(holders=holders, settle=lambda: None),

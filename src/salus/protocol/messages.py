@@ -24,6 +24,8 @@ PACKET_HEAD_BYTES = 1024
 MAX_DESCRIPTORS = 5
 MOST = 2**63 - 1
 """No number in a message is larger; with one that no machine number holds, arithmetic fails far from here."""
+LONGEST_TEXT = 4096
+"""In letters, from a client. As long as a path may be."""
 
 
 class ProtocolError(SalusError):
@@ -388,10 +390,25 @@ class _Schema:
                 allowed == (list,) and self.message is Register and not all(type(v) is str for v in value)
             ):
                 raise ProtocolError(f"{name}: field {key} is of the wrong type")
+            body[key] = self._text(name, key, value)
         missing = self.needed - body.keys()
         if missing:
             raise ProtocolError(f"{name}: field {min(missing)} is missing")
         return self.message(**body)
+
+    def _text(self, name: str, key: str, value: Any) -> Any:
+        """Halves of letters, which no file and no database takes, are written out."""
+        if type(value) is list and self.message is Register:
+            return [_whole(word) for word in value]
+        if type(value) is not str:
+            return value
+        if len(value) > LONGEST_TEXT and self.message in FROM_CLIENT:
+            raise ProtocolError(f"{name}: field {key} has more than {LONGEST_TEXT} letters")
+        return _whole(value)
+
+
+def _whole(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def fitting(rows: Sequence[dict[str, Any]]) -> int:

@@ -61,16 +61,16 @@ class Batons:
         """Tells both, if both can do it. False: the lease goes the long way."""
         if giver.page is None or heir.page is None or giver.job_id in self._offers:
             return False
-        if giver.uid != heir.uid or heir.worker is None:
+        if giver.uid != heir.uid or heir.worker is None or heir.report is None:
             return False
         # One with an arena is told of the lane while it stands at the door. Another may still be on its way there.
-        if heir.link is not None and heir.page.words[Word.STATE] != JobState.WAITING:
+        if heir.link is not None and heir.report.state is not JobState.WAITING:
             return False
         if not self._share_lane(giver, heir, giver.page):
             return False
         self._tickets += 1
         words = heir.page.words
-        heir.cleared = bool(words[Word.SCRUB])
+        heir.cleared = heir.clears
         words[Word.REVOKE] = words[Word.CONTENDED] = 0
         words[Word.BATON] = self._tickets
         giver.page.words[Word.PASS] = self._tickets
@@ -111,11 +111,11 @@ class Batons:
         """Those that were taken up since the last time, and whether the giver wants another lease."""
         found = []
         for offer in list(self._offers.values()):
-            said = offer.giver.page.words[Word.PASSED] if offer.giver.page is not None else 0
-            if said >> 1 == offer.ticket:
+            ticket, wants_more = offer.giver.report.passed if offer.giver.report is not None else (0, False)
+            if ticket == offer.ticket:
                 del self._offers[offer.giver.job_id]
                 self._hide(offer)
-                found.append((offer, bool(said & 1)))
+                found.append((offer, wants_more))
         return found
 
     def over(self, giver: LiveJob) -> LiveJob | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from salus.errors import RequestRejected
+
+log = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -100,7 +103,7 @@ class History:
         return int(row[0]) if row else None
 
     def add(self, key: str, name: str, exit_code: int | None, run: PastRun) -> None:
-        self._db.execute(
+        self._write(
             "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 key,
@@ -125,6 +128,13 @@ class History:
         (kept,) = self._db.execute("SELECT COUNT(*) FROM runs").fetchone()
         self._db.execute("ROLLBACK" if dry_run else "COMMIT")
         return gone, gone * _ROW_BYTES, kept, kept * _ROW_BYTES
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        """A full disk, or a number that no machine holds, is no reason to keep a job from its end."""
+        try:
+            self._db.execute(statement, values)
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
+            log.warning("the history cannot be written (%s)", error)
 
     def close(self) -> None:
         self._db.close()

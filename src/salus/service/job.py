@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from salus.protocol import messages as msg
 from salus.protocol.page import Page
 from salus.service.connection import Connection
+from salus.service.lease_clock import LeaseClock
 from salus.service.memory import Link
+from salus.service.report import Report
 from salus.service.utilization import Measured
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class LiveJob:
     fault: str | None = None
     """Why it ended, where that was not its own doing."""
     page: Page | None = None
+    report: Report | None = None
+    """What it says on that page."""
     page_descriptor: int = -1
     grant_event: int = -1
     link: Link | None = None
@@ -61,12 +65,16 @@ class LiveJob:
     """The process by which it would come back."""
     launched_by: int = 0
     had_worker: bool = False
+    recorded_lane: int | None = None
+    """The lane it is in by our own records, which outlive us."""
     may_return: bool = False
     """Its launcher came back and the process that used the device did not, or not yet."""
     grants: int = 0
     runs_already: bool = False
     """The lease that it is granted now came to it straight from the job before it."""
     page_orders: int = 0
+    clears: bool = False
+    """It is told to clear what it leaves in the lane."""
     cleared: bool = False
     """It was told, when its lease began, to clear what it leaves in the lane."""
     prepared_bytes: int = 0
@@ -84,6 +92,10 @@ class LiveJob:
     boundaries: int = 0
     boundary_at: float = 0.0
     """When it was last seen to have passed one."""
+    revoked_at: float | None = None
+    """When it was asked to give up the lease that it has; None: it was not."""
+    lease_clock: LeaseClock | None = None
+    """Of the lease that it holds."""
     reported_iterations: int = 0
     reported_ns: int = 0
     started_at: float | None = None
@@ -116,7 +128,7 @@ class LiveJob:
             os.close(self.page_descriptor)
             if self.grant_event >= 0:
                 os.close(self.grant_event)
-            self.page, self.grant_event = None, -1
+            self.page, self.report, self.grant_event = None, None, -1
 
 
 def is_alive(pid: int) -> bool:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 from salus.core import events as ev
 from salus.errors import RequestRejected
-from salus.protocol.page import JobState, Page, Word
+from salus.protocol.page import JobState, Word
 from salus.service.batons import Batons
 from salus.service.job import LiveJob
+from salus.service.lease_clock import LeaseClock
+from salus.service.report import MOST_COUNTED
 
 if TYPE_CHECKING:
     from salus.service.live import Live
@@ -52,7 +54,8 @@ class Leases:
                 job.link.holds = False
                 job.link.bring_up_to_date()
                 job.link.holds = True
-            job.cleared = bool(words[Word.SCRUB])
+            job.cleared = job.clears
+        job.revoked_at, job.lease_clock = None, LeaseClock(self._loop.time())
         words[Word.REVOKE] = words[Word.CONTENDED] = words[Word.SOON] = 0
         # In this order: one that goes on in its iteration must know which lease it is, when it comes to yield.
         job.grants += 1
@@ -65,8 +68,9 @@ class Leases:
 
     def revoke(self, job: LiveJob) -> None:
         if job.page is not None:
+            job.revoked_at = self._loop.time() if job.revoked_at is None else job.revoked_at
             job.page.words[Word.REVOKE] = 1
-            self._foresee_boundary(job, job.page)
+            self._foresee_boundary(job)
 
     def promise(self, job: LiveJob, after: LiveJob) -> bool:
         """False: it cannot go straight from the one to the other."""
@@ -107,7 +111,7 @@ class Leases:
         if job.link is not None and not job.link.catch_up():
             # It may have taken something for itself that we did not hear of. Its lane is its own until it is dead.
             raise RequestRejected(f"the arena of job {job.job_id} cannot be followed any more")
-        if job.page is not None and job.page.words[Word.YIELDED] < job.grants:
+        if job.report is not None and job.report.yielded_lease < job.grants:
             # Nobody had fetched that one, and it went when the job was paged out. It has another by now.
             return
         if self._live.scheduler.jobs[job.job_id].stalled:
@@ -186,7 +190,7 @@ class Leases:
             # Idle ends the lease too. Yielded first, the job might be granted the next one before it is idle.
             self._live.decide(ev.JobIdled(job.job_id))
 
-    def _foresee_boundary(self, job: LiveJob, page: Page) -> None:
+    def _foresee_boundary(self, job: LiveJob) -> None:
         """Its lease was revoked. Shortly before it gets to a boundary the next one is told, so as to be awake then."""
         iteration_s = self._live.scheduler.jobs[job.job_id].iteration_s
         if job.link is None:
@@ -195,14 +199,15 @@ class Leases:
             if self._live.device.gpu is None and iteration_s <= FORESEEN_S:
                 self._loop.call_soon(self._will_yield, job, job.grants)
             return
-        state, left_s = page.words[Word.STATE], iteration_s
-        if state == JobState.BETWEEN:
+        if job.report is None:
+            return
+        state, left_s = job.report.state, iteration_s
+        if state is JobState.BETWEEN:
             left_s = 0.0
         elif not iteration_s:
             return  # it says so itself, when it is there
         elif state in (JobState.ITERATING, JobState.RUNNING_ON):
-            # (What the page says is the job's own, and bounded by what is possible.)
-            left_s -= max(0, time.monotonic_ns() - page.words[Word.BEGAN_NS]) / 1e9
+            left_s -= job.report.iterating_since_s or 0.0
         self._loop.call_later(max(0.0, left_s - AHEAD_S), self._will_yield, job, job.grants)
 
     def _will_yield(self, job: LiveJob, grants: int) -> None:
@@ -216,21 +221,26 @@ class Leases:
             self._loop.call_soon(self._stay_awake)
 
     def _used(self, job: LiveJob) -> tuple[int, float]:
-        if job.page is None:
+        if job.report is None:
             return 0, 0.0
-        # The page is the job's to write, so what it says is bounded by what is possible.
-        iterations, used_ns = job.page.used(time.monotonic_ns())
+        iterations, used_ns = job.report.used()
         more = max(0, iterations - job.reported_iterations)
         more_ns = max(0, used_ns - job.reported_ns)
         job.reported_iterations += more
         job.reported_ns += more_ns
-        return more, more_ns / 1e9
+        return more, self._charged(job, more_ns / 1e9)
+
+    def _charged(self, job: LiveJob, said_s: float) -> float:
+        core = self._live.scheduler.jobs.get(job.job_id)
+        if job.lease_clock is None or core is None or not core.holds or core.wanted is not None:
+            return said_s  # waiting for memory is no time on the device
+        return job.lease_clock.charge(said_s, self._loop.time(), others_wait=self._live.watch.others_wait)
 
     def _note_time(self, job: LiveJob) -> None:
         """On its page, for a service that is started again: how much of the device's time was its own."""
         core = self._live.scheduler.jobs.get(job.job_id)
         if core is not None and job.page is not None:
-            job.page.words[Word.ATTAINED_NS] = int(core.attained_s * 1e9)
+            job.page.words[Word.ATTAINED_NS] = min(int(core.attained_s * 1e9), MOST_COUNTED)
 
 
 def _wake(event: int) -> None:

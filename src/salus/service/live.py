@@ -39,6 +39,7 @@ from salus.service.memory import Lanes, Link
 from salus.service.mps import Mps
 from salus.service.paging import Pager
 from salus.service.recovery import note_place
+from salus.service.report import Report
 from salus.service.sizes import Sizes
 from salus.service.view import MOST_LANES, describe, footprint_of
 from salus.service.watch import Watch
@@ -68,7 +69,9 @@ class Live:
     ) -> None:
         self.device = device
         self.scheduler = Scheduler(device.config, policy)
-        self.lanes = Lanes(self._lane_released, self._lane_has_holes, on_gpu=device.gpu is not None)
+        self.lanes = Lanes(
+            self._lane_released, self._lane_has_holes, device.config.capacity_bytes, on_gpu=device.gpu is not None
+        )
         self._with_holes: set[int] = set()
         """Lanes whose jobs will be told of them."""
         self.pager = Pager(self)
@@ -192,10 +195,18 @@ class Live:
         if self.scheduler.jobs[job.job_id].ready:
             self.handle(ev.JobIdled(job.job_id))
 
-    def open(self, connection: Connection, job: LiveJob, arena: bool, had: dict[Word, int] | None = None) -> None:
+    def open(
+        self,
+        connection: Connection,
+        job: LiveJob,
+        arena: bool,
+        had: dict[Word, int] | None = None,
+        brought: tuple[int, int] = (0, 0),
+    ) -> None:
         """The page, the event and the channel of a process that uses the device.
 
         `had`: what it told us that it has. It is on the new page before the job is: we may be killed at any moment.
+        `brought`: iterations, and nanoseconds of device time, from before a restart of the service.
         """
         if job.worker is not None or self._still_uses_memory(job):
             raise _used_by(job, job.last_pid)
@@ -207,17 +218,18 @@ class Live:
             job.page, job.page_descriptor = Page.create()
             for word, value in (had or {}).items():
                 job.page.words[word] = value
+            job.report = self._report(job, job.page, brought)
             job.grant_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             shared = self.leases.batons.shared_by(job.uid)
             if arena:
                 job.pidfd = os.pidfd_open(connection.pid)
-                job.link = self._link(job, job.page)
+                job.link = self._link(job, job.page, job.report)
         except OSError as error:
             job.close()
             raise RequestRejected(f"job {job.job_id} cannot be attached ({error.strerror})") from None
         job.worker = connection
         job.last_pid = connection.pid
-        job.reported_iterations = job.reported_ns = 0
+        job.reported_iterations, job.reported_ns = brought
         channel = [] if job.link is None else [job.link.theirs.fileno()]
         connection.send(msg.Attached(job.job_id), (job.page_descriptor, job.grant_event, *channel, *shared))
         if job.link is not None:
@@ -263,7 +275,17 @@ class Live:
         for waiter in job.waiters:
             waiter.send(msg.Ended(job.job_id, job.exit_code))
 
-    def _link(self, job: LiveJob, page: Page) -> Link:
+    def _report(self, job: LiveJob, page: Page, brought: tuple[int, int]) -> Report:
+        def impossible(what: str) -> None:
+            log.warning("job %s (%s) reports what cannot be: %s; it is cut off", job.job_id, job.asked.name, what)
+            if job.worker is not None:
+                # Not from inside the decision in which it was read.
+                self._loop.call_soon(job.worker.close)
+
+        iterations, used_ns = brought
+        return Report(page, impossible, iterations=iterations, used_ns=used_ns)
+
+    def _link(self, job: LiveJob, page: Page, report: Report) -> Link:
         def want() -> None:
             # Not from inside another decision: a record may be read in the middle of one.
             self._loop.call_soon(self.sizes.wanted, job)
@@ -275,7 +297,7 @@ class Live:
         def paged(kind: Kind, done: bool) -> None:
             self._loop.call_soon(self.pager.paged, job, kind, done)
 
-        return Link(job.job_id, page, self.lanes, want, broken, paged)
+        return Link(job.job_id, page, report, self.lanes, want, broken, paged)
 
     def lease_is_over(self, job: LiveJob) -> None:
         if job.link is None:
@@ -433,7 +455,7 @@ class Live:
         for action in actions:
             try:
                 self._obey(action, answers)
-            except OSError as error:
+            except Exception as error:
                 # One job's trouble must not keep the others from what was decided for them.
                 self._cut_off(action, error)
         if self._journal is not None:
@@ -447,8 +469,8 @@ class Live:
             self.pager.prepare_soon()
         return actions
 
-    def _cut_off(self, action: act.Action, error: OSError) -> None:
-        log.error("%s could not be carried out (%s)", action, error)
+    def _cut_off(self, action: act.Action, error: Exception) -> None:
+        log.error("%s could not be carried out (%s)", action, error, exc_info=not isinstance(error, OSError))
         job = self.jobs.get(getattr(action, "job_id", ""))
         if job is not None and job.worker is not None:
             self._loop.call_soon(job.worker.close)
@@ -536,7 +558,8 @@ class Live:
         for other in self.jobs.values():
             core = self.scheduler.jobs.get(other.job_id)
             if core is not None and core.lane == lane_id and other.page is not None:
-                other.page.words[Word.SCRUB] = int(self._scrub or len(lane.users) > 1)
+                other.clears = self._scrub or len(lane.users) > 1
+                other.page.words[Word.SCRUB] = int(other.clears)
 
     def _drop_what_it_left(self, job: LiveJob) -> None:
         """A process that died in the middle of an iteration has cleared nothing."""

@@ -26,10 +26,13 @@ from dataclasses import dataclass, field
 from salus.protocol.page import Page, Word
 from salus.protocol.slots import MOST_RECORDS, Kind, Record, end_of, pack, size_of, unpack
 from salus.service.descriptors import close_elsewhere, close_socket_elsewhere, is_chunk, receive
+from salus.service.report import MOST_BYTES, Report
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.01
+MOST_UNREAD = 4096
+"""Packets that one socket can hold, and many more."""
 _PACKET_BYTES = 24 * MOST_RECORDS
 
 
@@ -80,10 +83,11 @@ class Lanes:
         self,
         on_released: Callable[[int, int], None],
         on_taken: Callable[[int], None] = lambda _lane_id: None,
+        capacity_bytes: int = MOST_BYTES,
         *,
         on_gpu: bool = False,
     ) -> None:
-        self.on_gpu = on_gpu
+        self.capacity_bytes, self.on_gpu = capacity_bytes, on_gpu
         self._lanes: dict[int, PhysicalLane] = {}
         self._on_released = on_released
         self.on_taken = on_taken
@@ -138,13 +142,14 @@ class Link:
         self,
         job_id: str,
         page: Page,
+        report: Report,
         lanes: Lanes,
         on_want: Callable[[], None],
         on_broken: Callable[[], None],
         on_paged: Callable[[Kind, bool], None],
     ) -> None:
         self.job_id = job_id
-        self._page, self._lanes = page, lanes
+        self._page, self._report, self._lanes = page, report, lanes
         self._on_want, self._on_broken, self._on_paged = on_want, on_broken, on_paged
         self._loop = asyncio.get_running_loop()
         self._sock, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -272,7 +277,11 @@ class Link:
 
         False: not all of it could be, so nobody knows what the job has taken for itself.
         """
-        while not self.closed and self._received < self._page.words[Word.JOB_PACKETS]:
+        # Asked for once: a job that goes on sending must not keep us here.
+        sent = self._report.packets
+        if sent - self._received > MOST_UNREAD:
+            self._break()
+        while not self.closed and not self.broken and self._received < sent:
             before = self._received
             self._readable()
             if self._received == before:
@@ -409,6 +418,8 @@ class Link:
                     if lane_id not in self._moves.values():
                         self._lanes.left(lane_id, self.job_id)
             case Kind.OWN:
+                if end_of(record.slot) > self._lanes.capacity_bytes:
+                    raise ValueError(f"slot {record.slot} lies beyond the device's memory")
                 self._own.add(record.slot)
             case Kind.PAGED:
                 done = bool(record.a)

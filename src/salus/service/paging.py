@@ -86,9 +86,9 @@ class Pager:
         if not self.host_takes_all() or self._somebody_pins():
             return
         for job in self._live.jobs.values():
-            if job.link is None or job.worker is None or job.page is None:
+            if job.link is None or job.worker is None or job.report is None:
                 continue
-            more_bytes = job.page.words[Word.PRIVATE_BYTES] - job.prepared_bytes
+            more_bytes = job.report.bytes_in(Word.PRIVATE_BYTES) - job.prepared_bytes
             if more_bytes >= NOTABLE_BYTES:
                 job.prepared_bytes += more_bytes
                 self._pins = (job, self._loop.time() + more_bytes / SLOWEST_PINNING_BYTES_S)
@@ -102,10 +102,10 @@ class Pager:
         if self._pins is None:
             return False
         job, until = self._pins
-        if job.page is None or job.job_id not in self._live.jobs or self._loop.time() > until:
+        report = job.report
+        if report is None or job.job_id not in self._live.jobs or self._loop.time() > until:
             return False
-        words = job.page.words
-        return bool(words[Word.PRIVATE_BYTES] - words[Word.HOME_BYTES] >= NOTABLE_BYTES)
+        return report.bytes_in(Word.PRIVATE_BYTES) - report.bytes_in(Word.HOME_BYTES) >= NOTABLE_BYTES
 
     def paged(self, job: LiveJob, kind: Kind, done: bool) -> None:
         core = self._live.scheduler.jobs.get(job.job_id)

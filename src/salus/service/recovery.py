@@ -40,6 +40,9 @@ def note_place(scheduler: Scheduler, job: LiveJob) -> None:
     core = scheduler.jobs.get(job.job_id)
     if core is None or job.page is None:
         return
+    if core.lane != job.recorded_lane:
+        job.recorded_lane = core.lane
+        job.live.registry.entered(job.job_id, core.lane)
     words = job.page.words
     words[Word.LANE] = core.lane or 0
     # One that waits for its first memory has none, but it may have its context.
@@ -64,7 +67,7 @@ class Recovery:
             key = command_key(saved.asked.command, saved.asked.directory)
             job = LiveJob(saved.job_id, saved.token, saved.uid, saved.asked, key, saved.submitted_at, None, live)
             job.returning, job.waited_for, job.had_worker = True, saved.worker or saved.launcher, saved.worker > 0
-            job.launched_by = saved.launcher
+            job.launched_by, job.recorded_lane = saved.launcher, saved.lane
             live.jobs[job.job_id] = job
         if live.jobs:
             log.info("waits for %d jobs from before to come back", len(live.jobs))
@@ -86,15 +89,27 @@ class Recovery:
         if not (job.returning or job.may_return):
             # It was cut off by this very service. Others may use what it has mapped.
             raise RequestRejected(f"job {job.job_id} lost its connection")
+        if asked.holds and asked.lane != job.recorded_lane:
+            # Another user's job may be at work in the lane that it names.
+            raise RequestRejected(f"job {job.job_id} was not in lane {asked.lane}")
         # In this order: what cannot be opened changes nothing.
         has = {
-            Word.LANE: asked.lane or 0,
+            Word.LANE: job.recorded_lane or 0,
             Word.RESERVED_PERSISTENT: asked.persistent_bytes,
             Word.RESERVED_EPHEMERAL: asked.ephemeral_bytes,
             Word.RESERVED_INTERNAL: asked.internal_bytes,
             Word.ATTAINED_NS: asked.attained_ns,
         }
-        live.open(connection, job, asked.arena, {word: min(max(0, value), MOST) for word, value in has.items()})
+        # Whatever it says, it has not been there for longer than since it was registered.
+        there_ns = max(0, int((time.time() - job.submitted_at) * 1e9))
+        iterations, used_ns = (min(max(0, said), there_ns) for said in (asked.iterations, asked.used_ns))
+        live.open(
+            connection,
+            job,
+            asked.arena,
+            {word: min(max(0, value), MOST) for word, value in has.items()},
+            (iterations, used_ns),
+        )
         job.returning = job.may_return = False
         if job.job_id in live.scheduler.jobs:
             # It was believed to have nothing: its launcher came back in time, and it did not.
@@ -105,7 +120,6 @@ class Recovery:
         spec = live.sizes.spec(job)
         if footprint.persistent_bytes or footprint.ephemeral_bytes:
             spec = replace(spec, footprint=footprint)
-        job.reported_iterations, job.reported_ns = max(0, asked.iterations), max(0, asked.used_ns)
         recovering = self._waiting is not None
         if job.link is not None:
             job.link.suspended, job.link.holds = asked.suspended, asked.holds
@@ -115,7 +129,7 @@ class Recovery:
             ev.JobReturned(
                 spec,
                 footprint,
-                lane_id=asked.lane if recovering and not asked.on_host else None,
+                lane_id=job.recorded_lane if recovering and not asked.on_host else None,
                 on_host=asked.on_host,
                 mid_iteration=asked.suspended,
                 holds=asked.holds,

@@ -161,9 +161,9 @@ class Sizes:
         It may have been given more than it asked for, and has let go of what was empty.
         """
         core = self._live.scheduler.jobs[job.job_id]
-        if job.page is None or job.link is None or job.link.suspended or core.wanted is not None:
+        if job.report is None or job.link is None or job.link.suspended or core.wanted is not None:
             return
-        needed = max(job.page.words[Word.NEEDED_BYTES], job.page.words[Word.PRIVATE_BYTES])
+        needed = max(job.report.bytes_in(Word.NEEDED_BYTES), job.report.bytes_in(Word.PRIVATE_BYTES))
         persistent = max(needed, core.spec.footprint.persistent_bytes)
         if persistent + NOTABLE_BYTES <= core.footprint.persistent_bytes:
             self._live.handle(ev.FootprintChanged(job.job_id, replace(core.footprint, persistent_bytes=persistent)))
@@ -184,9 +184,9 @@ class Sizes:
     def _measure(self) -> None:
         """After a few iterations a job has shown what it needs, or after some time without any: the next one's turn."""
         job = self._live.jobs.get(self._growing or "")
-        if job is not None and job.page is not None:
+        if job is not None and job.report is not None:
             late = self._loop.time() > job.growing_since + MEASURE_LIMIT_S
-            if job.page.words[Word.BOUNDARIES] < SETTLED_AFTER and not late:
+            if job.report.boundaries < SETTLED_AFTER and not late:
                 self._loop.call_later(MEASURE_S, self._measure)
                 return
             job.measured = True
@@ -209,12 +209,11 @@ class Sizes:
                 continue
             used = used_by.get(job.worker.pid, 0) if job.worker is not None else 0
             ours += used
-            if job.page is None or not used:
+            if job.report is None or not used:
                 continue
-            words = job.page.words
             # Without an arena all of it is: nothing is known of it, and nothing of it can be shared.
-            private = words[Word.PRIVATE_BYTES] - words[Word.OUT_BYTES]
-            internal = max(0, used - private - words[Word.MADE_BYTES])
+            private = job.report.bytes_in(Word.PRIVATE_BYTES) - job.report.bytes_in(Word.OUT_BYTES)
+            internal = min(used, max(0, used - private - job.report.bytes_in(Word.MADE_BYTES)))
             # The two do not show the same moment, and while a job is switched or paged gigabytes lie in between.
             steady = job.has_again(internal, NOTABLE_BYTES)
             # Of one that is back and waits for a lease, part of what is out is the lane's.
@@ -235,9 +234,8 @@ class Sizes:
         ours = {job.worker.pid for job in self._live.jobs.values() if job.worker is not None}
         now = None
         holders = list(self._live.leases.holders.values())
-        if len(holders) == 1 and holders[0].page is not None and used_by.keys() <= ours:
-            words = holders[0].page.words
-            now = Turn(holders[0].job_id, words[Word.GRANTS], words[Word.ITERATIONS])
+        if len(holders) == 1 and holders[0].report is not None and used_by.keys() <= ours:
+            now = Turn(holders[0].job_id, holders[0].grants, holders[0].report.used()[0])
         if self._alone.look(now) and holders[0].activity is not None:
             holders[0].activity.add(seen)
 

@@ -86,14 +86,13 @@ def footprint_of(scheduler: Scheduler, job: LiveJob) -> dict[str, int]:
         "internal_bytes": core.footprint.internal_bytes,
         **dict.fromkeys(PAGED, 0),
     }
-    if job.link is not None and job.page is not None:
-        # The page is the job's to write, so what it says is bounded by what is possible.
-        words, capacity = job.page.words, scheduler.config.capacity_bytes
-        found["persistent_bytes"] = min(words[Word.PRIVATE_BYTES], capacity)
-        found["ephemeral_bytes"] = min(words[Word.LANE_BYTES], capacity)
+    if job.link is not None and job.report is not None:
+        capacity = scheduler.config.capacity_bytes
+        found["persistent_bytes"] = min(job.report.bytes_in(Word.PRIVATE_BYTES), capacity)
+        found["ephemeral_bytes"] = min(job.report.bytes_in(Word.LANE_BYTES), capacity)
         # Out and in, since it began, and how long that took.
         for key, word in PAGED.items():
-            found[key] = words[word]
+            found[key] = job.report.bytes_in(word) if key.endswith("_bytes") else job.report.time_in_ns(word)
     return found
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING
 
 from salus.core import events as ev
 from salus.core.model import Job, Lease
 from salus.protocol import messages as msg
 from salus.protocol.page import JobState, Word
+from salus.service.report import Report
 
 if TYPE_CHECKING:
     from salus.service.live import Live
@@ -39,6 +39,8 @@ class Watch:
         self._live = live
         self._loop = asyncio.get_running_loop()
         self._contention: asyncio.TimerHandle | None = None
+        self.others_wait = False
+        """At the last look some job was ready and had no lease."""
 
     def look_soon(self) -> None:
         """Somebody may be waiting for a holder that sits."""
@@ -63,21 +65,21 @@ class Watch:
         scheduler = self._live.scheduler
         jobs = scheduler.jobs
         # Somebody waits for a turn, or for memory that one who sits there could do without.
-        contended = any(core.competing and not core.holds for core in jobs.values())
-        contended = contended or any(core.ready for core in scheduler.queue)
+        self.others_wait = any(core.competing and not core.holds for core in jobs.values())
+        contended = self.others_wait or any(core.ready for core in scheduler.queue)
         grows = any(core.wanted is not None and not core.holds for core in jobs.values())
         again_s = CONTENTION_S if contended else LONG_S if grows else None
         for job in self._live.leases.holders.values():
-            if job.page is None or job.worker is None:
+            if job.page is None or job.report is None or job.worker is None:
                 continue
-            words = job.page.words
-            wanted = contended or jobs[job.job_id].lease is Lease.REVOKED or (grows and _has_sat_for_long(words))
-            passed, job.passed = job.passed, words[Word.BOUNDARIES]
+            words, report = job.page.words, job.report
+            wanted = contended or jobs[job.job_id].lease is Lease.REVOKED or (grows and _has_sat_for_long(report))
+            passed, job.passed = job.passed, report.boundaries
             if not wanted:
                 words[Word.CONTENDED] = 0
                 continue
             again_s = min(again_s or CONTENTION_S, CONTENTION_S)
-            if words[Word.CONTENDED] or not (words[Word.STATE] in SITS or _seems_to_sit(words, jobs[job.job_id])):
+            if report.is_contended or not (report.state in SITS or _seems_to_sit(report, jobs[job.job_id])):
                 continue
             if job.passed == passed:
                 # It clears that itself when it is on its way again.
@@ -91,30 +93,31 @@ class Watch:
             self._contention = self._loop.call_later(again_s, self._tell_contention)
 
     def look_for_stuck(self, after_s: float) -> None:
-        """Lease holders that pass no boundary: an endless loop, a breakpoint, Ctrl-Z."""
+        """Lease holders that pass no boundary (an endless loop, a breakpoint), or keep a lease that was revoked."""
         now = self._loop.time()
         for job in list(self._live.leases.holders.values()):
             core = self._live.scheduler.jobs[job.job_id]
-            if job.page is None:
+            if job.report is None:
                 continue
-            boundaries = job.page.words[Word.BOUNDARIES]
+            boundaries = job.report.boundaries
             if boundaries != job.boundaries:
                 job.boundaries, job.boundary_at = boundaries, now
-            stuck = now > max(job.boundary_at, core.granted_at) + after_s
+            # A job that counts boundaries and does not yield at them keeps the others waiting all the same.
+            keeps_lease = job.revoked_at is not None and now > job.revoked_at + after_s
+            stuck = keeps_lease or now > max(job.boundary_at, core.granted_at) + after_s
             if stuck != core.stuck:
                 if stuck:
-                    log.warning("job %s (%s) has passed no boundary for %g s", job.job_id, job.asked.name, after_s)
+                    log.warning("job %s (%s) has not yielded for %g s", job.job_id, job.asked.name, after_s)
                     self._live.leases.batons.recall(job)
                 self._live.handle(ev.JobStuck(job.job_id, stuck))
 
 
-def _seems_to_sit(words: memoryview, core: Job) -> bool:
+def _seems_to_sit(report: Report, core: Job) -> bool:
     longest_s = max(SEEMS_S, SEEMS_ITERATIONS * core.iteration_s)
-    since_s = (time.monotonic_ns() - words[Word.BEGAN_NS]) / 1e9
-    return bool(words[Word.STATE] == JobState.RUNNING_ON) and since_s > longest_s
+    return report.state is JobState.RUNNING_ON and (report.iterating_since_s or 0.0) > longest_s
 
 
-def _has_sat_for_long(words: memoryview) -> bool:
+def _has_sat_for_long(report: Report) -> bool:
     """With an arena, a job notes on its page when its last iteration ended."""
-    ended_ns = words[Word.BEGAN_NS] if words[Word.STATE] in (*SITS, JobState.RUNNING_ON) else 0
-    return bool(ended_ns) and time.monotonic_ns() - ended_ns > LONG_S * 1e9
+    sits = report.state in (*SITS, JobState.RUNNING_ON)
+    return sits and (report.iterating_since_s or 0.0) > LONG_S
