@@ -224,7 +224,7 @@ def test_another_user_is_refused(serve):
     done = subprocess.run(
         [sys.executable, "-c", code, str(SOURCE), str(service.socket)], capture_output=True, text=True, check=False
     )
-    assert done.stdout.startswith("RequestRejected this service belongs to user 0"), done.stdout + done.stderr
+    assert done.stdout.startswith("NotLetIn this service belongs to user 0"), done.stdout + done.stderr
 
 
 def test_the_socket_and_the_state_are_closed_to_others(serve):
@@ -260,7 +260,7 @@ def _answers(service) -> bool:
     return True
 
 
-@pytest.mark.parametrize("command", [["top"], ["policy", "fifo"]])
+@pytest.mark.parametrize("command", [["top"], ["policy", "--once", "fifo"]])
 def test_without_a_service_there_is_one_clear_line(serve, command):
     done = serve(start=False).salus(*command)
     assert done.returncode == 2

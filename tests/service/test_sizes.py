@@ -18,6 +18,7 @@ from salus.protocol import messages as msg
 from salus.protocol.page import Page, Word
 from salus.service.job import LiveJob
 from salus.service.live import Live
+from salus.service.report import Report
 from salus.service.sizes import NOTABLE_BYTES, Sizes
 
 GIB = 1 << 30
@@ -36,6 +37,7 @@ def after_page_out(needed: int, private: int, declared: int | None, **other: Any
     )
     job = LiveJob("1", "token", 0, msg.Register("job", ["python"], "/"), "key", 0.0, None, live)
     job.page, job.page_descriptor = Page.create()
+    job.report = Report(job.page, lambda _: None)
     job.link = SimpleNamespace(suspended=other.get("suspended", False), close=lambda: None)  # type: ignore[assignment]
     job.page.words[Word.NEEDED_BYTES], job.page.words[Word.PRIVATE_BYTES] = needed, private
 
