@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
 
 import pytest
 
-from tests.service.harness import Service
+from tests.service.harness import SOURCE, Service
 
 pytest.importorskip("torch")
 
@@ -102,6 +104,33 @@ assert importlib.util.find_spec("torch").loader is not None
 """
 
 
+RUNS_IT = """
+import sys
+from salus.client import launch, unseen
+from salus.protocol.messages import Register
+
+unseen.FIRST_LOOK_S = 0.1
+look = unseen.Unseen.look
+
+def look_and_tell(self, pids):
+    came = look(self, pids)
+    if self._found:
+        open(sys.argv[1], "w").close()
+    return came
+
+unseen.Unseen.look = look_and_tell
+sys.exit(launch.run(Register("j", sys.argv[2:], "/")))
+"""
+WAITS_UNTIL_IT_IS_SEEN = """
+import os, sys, time
+import torch
+
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+train = torch.nn.Linear(2, 2)(torch.ones(2))
+"""
+
+
 @pytest.fixture
 def service(serve) -> Service:
     started = serve()
@@ -152,3 +181,22 @@ def test_a_script_that_replaces_itself_is_managed_before_and_after(service):
 
 def test_a_script_that_asks_for_torch_before_it_imports_it_is_managed(service):
     assert run(service, ASKS_WHETHER_THERE_IS_A_TORCH + TRAIN + "\ntrain(5)\n") == (5, "")
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_job_that_was_never_seen_is_named_at_its_end_with_the_reason(service, replaced):
+    """The one that is seen runs its first iteration after it was looked at for the last time."""
+    script, looked = service.folder / "waits.py", service.folder / "looked"
+    script.write_text(WAITS_UNTIL_IT_IS_SEEN)
+    job = [sys.executable, str(script), str(looked)]
+    line = shlex.join(["env", "PYTHONPATH=/nowhere", *job] if replaced else job)
+    done = subprocess.run(
+        [sys.executable, "-c", RUNS_IT, str(looked), "bash", "-c", f"{line}; true"],
+        env={**service.environment, "PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    (row,) = service.jobs().values()
+    if replaced:
+        assert done.stderr.startswith(f"salus: job {row['id']} ran without Salus: PYTHONPATH was replaced; add to it")
+        assert done.stderr.count("\n") == 1 and f"salus install-hook --python {sys.executable}" in done.stderr
+    else:
+        assert (done.stderr, row["iterations"]) == ("", 1)

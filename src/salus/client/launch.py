@@ -22,6 +22,7 @@ from salus.client.keeper import ENDS, READY, START, Keeper, become_subreaper
 from salus.client.listener import Listener
 from salus.client.say import say
 from salus.client.start import connect
+from salus.client.unseen import Unseen
 from salus.ending import Ending, Phase
 from salus.errors import NoService, RequestRejected, SalusError, ServiceUnavailable
 from salus.protocol import messages as msg
@@ -139,6 +140,7 @@ def _keep(
         keeper = Keeper(front, who, asked.grace_s, asked.time_limit_s)
         if not _front_is_ready(front):
             return 1
+        unseen = None if job is None else Unseen(job.job_id, asked.command, on_gpu=job.gpu is not None)
         keeper.start(asked.command, environment, ignores_children=ignores_children)
     except SalusError as error:
         if connection is not None:
@@ -151,9 +153,13 @@ def _keep(
     if connection is not None and job is not None:
         listener = Listener(connection, job, lambda force: keeper.ask(Phase.KILLING if force else Phase.ENDING))
         listener.start()
+    if unseen is not None:
+        unseen.watch()
     status = keeper.wait()
     if listener is not None:
         listener.finish(msg.Finished(status, keeper.why))
+    if unseen is not None and listener is not None:
+        unseen.tell(status, came=listener.came)
     return as_shell_status(status)
 
 

@@ -31,6 +31,8 @@ class Listener(threading.Thread):
         self._end: msg.Finished | None = None
         self._known = False
         """The service has heard how the job ended."""
+        self.came = True
+        """One of its processes wanted to use the device, as far as is known."""
 
     def run(self) -> None:
         while True:
@@ -81,8 +83,8 @@ class Listener(threading.Thread):
                     say(f"job {job_id} has its memory")
                 case msg.Terminate(force):
                     self._on_terminate(force)
-                case msg.Done():
-                    self._known = True
+                case msg.Done(_, came):
+                    self._known, self.came = True, came
                     return
                 case msg.Farewell():
                     return

@@ -277,6 +277,8 @@ class Ended:
 @dataclass(frozen=True)
 class Done:
     text: str = ""
+    came: bool = True
+    """To a launcher whose job has ended: one of its processes wanted to use the device, at some time."""
 
 
 @dataclass(frozen=True)

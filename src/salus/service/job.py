@@ -59,6 +59,8 @@ class LiveJob:
     """What its process used, once that is gone."""
     returning: bool = False
     """It was here before a restart of the service, and has not come back yet."""
+    came: bool = False
+    """A process of it wanted to use the device, at some time."""
     told_of_another: bool = False
     """A process of it was told that another one uses the device; once is enough, however many there are."""
     waited_for: int = 0

@@ -134,6 +134,7 @@ class Live:
 
     def attach(self, connection: Connection, asked: msg.Attach) -> LiveJob:
         job = self.job_of(connection, asked.job_id, asked.token)
+        job.came = True
         # (One that asks again has not heard that a service before us let it.)
         another = job.had_worker and job.waited_for != connection.pid and is_alive(job.waited_for)
         if (job.returning or job.may_return) and another:

@@ -380,7 +380,7 @@ class Server:
             raise msg.ProtocolError("the end of a job that was never registered here")
         job.fault = job.fault or message.why or None
         job.live.end(job, message.exit_code)
-        connection.send(msg.Done())
+        connection.send(msg.Done(came=job.came or job.had_worker))
 
     def _on_list_jobs(self, connection: Connection, message: msg.ListJobs) -> None:
         rows = []
