@@ -171,7 +171,8 @@ def test_workers_of_a_data_loader_leave_the_device_to_the_script_and_say_nothing
 
 def test_where_the_device_is_a_gpu_a_forked_child_that_computes_on_the_processor_takes_no_part(service):
     on_gpu = ("env", "SALUS_GPU=GPU-x")
-    assert run(service, TRAIN + FORKED, prefix=on_gpu) == (0, "")
+    iterations, said = run(service, TRAIN + FORKED, prefix=on_gpu)
+    assert iterations == 0 and "unmanaged" not in said
     assert run(service, TRAIN + FORKED_CHILD_USES_THE_GPU, prefix=on_gpu) == (20, "")
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from salus import processes
 from salus.client.say import say
 
-FIRST_LOOK_S = 2.0
+FIRST_LOOK_S = 5.0
 """A job that is shorter is not looked at."""
 LONGEST_PAUSE_S = 15.0
 PAGE = b"/memfd:salus-page"
