@@ -279,6 +279,7 @@ int salus_arena_open(const char *device, int ordinal, volatile uint64_t *page, i
     arena.reserved = rounded(reserve);
     arena.private_quota = arena.lane_quota = arena.private_bytes = arena.promoted_bytes = arena.made_bytes = 0;
     arena.lost = arena.refused = arena.stale = arena.left = 0;
+    arena.lent = 0;
     arena.needed = arena.live_most = arena.short_until = 0;
     arena.unanswered = 0;
     arena.leaves = 0;

@@ -126,6 +126,22 @@ EXPORTED void salus_arena_trust(const char *stdlib, const char *lease);
 /* Makes one piece of host memory ready. 0: all is; 1: there is more; -1: there is none to be had. */
 EXPORTED int salus_arena_prepare(void);
 
+/* Memory that several processes of a job use (lending.c). As long as something is lent, nothing is paged out: `more` is 1
+ * before a loan, and -1 after it was returned. */
+enum { NOT_OURS, EXPORTED_CHUNK, NOT_NOW, NO_MEMORY, REFUSED_BY_DRIVER };
+EXPORTED void salus_arena_lend(int more);
+/* The chunk that an address lies in: where it begins, its size, and a descriptor. A chunk of the lane is made private first.
+ * NOT_NOW: it is on the host; NO_MEMORY: the job may not have so much of its own. */
+EXPORTED int salus_arena_export(uint64_t address, uint64_t *base, uint64_t *size, int *fd);
+/* Maps chunks of another process side by side, unless they are mapped already (by `key`), and gives a part of them as a
+ * DLPack tensor of bytes. `loans` is memory of LOANS numbers that both sides have: the one of this loan is the borrower's
+ * process until the tensor is dropped. NULL: it cannot be had. */
+#define LOANS 4096
+enum { RETURNED, ON_ITS_WAY };
+EXPORTED void *salus_borrow(const char *device, int ordinal, const char *key, const int *fds, const uint64_t *sizes,
+                            unsigned count, int loans, uint64_t offset, uint64_t length, unsigned number);
+EXPORTED int salus_is_borrowed(uint64_t address);
+
 /* While iterations follow one another (steps.c). To be called with Python's lock held: the page of the job, the optimizer whose
  * steps end iterations, and the hooks in Python that everything else is left to, which must live as long as the process.
  * Not 0: this Python lacks something. */

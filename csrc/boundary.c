@@ -28,7 +28,7 @@ int salus_arena_resume(int poison) {
     return status;
 }
 
-static void own(unsigned slot) {
+void own(unsigned slot) {
     if (arena.slots[slot].made)
         arena.made_bytes -= salus_slot_size(slot);
     arena.slots[slot] =

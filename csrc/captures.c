@@ -27,23 +27,32 @@ void salus_arena_capture_ended(void) {
     pthread_mutex_unlock(&arena.lock);
 }
 
-int salus_arena_wait(void) {
-    const struct device *device;
-    int entered, status;
+int begin_driver_calls(void) {
+    int captures;
     pthread_mutex_lock(&arena.lock);
-    device = arena.captures ? NULL : arena.device;
-    if (device)
+    captures = arena.captures != 0;
+    if (!captures)
         arena.waits++;
     pthread_mutex_unlock(&arena.lock);
-    if (!device)
+    return captures ? -1 : 0;
+}
+
+void end_driver_calls(void) {
+    pthread_mutex_lock(&arena.lock);
+    if (!--arena.waits)
+        pthread_cond_broadcast(&waited);
+    pthread_mutex_unlock(&arena.lock);
+}
+
+int salus_arena_wait(void) {
+    const struct device *device = arena.device;
+    int entered, status;
+    if (!device || begin_driver_calls())
         return -1;
     /* Not with the lock: other threads of the script allocate meanwhile. */
     entered = device->enter();
     status = device->idle();
     device->leave(entered);
-    pthread_mutex_lock(&arena.lock);
-    if (!--arena.waits)
-        pthread_cond_broadcast(&waited);
-    pthread_mutex_unlock(&arena.lock);
+    end_driver_calls();
     return status;
 }

@@ -391,7 +391,29 @@ static int move_in(unsigned count, int careful) {
 
 /* Orders. */
 
+static void answer(int kind, int done) {
+    say(PAGED, (unsigned)kind, (uint64_t)done, arena.out_bytes, -1);
+    tell_page(); /* the service looks there when it hears of it */
+    flush();
+}
+
+/* What went out comes back. The service hears of it when it has. */
+static void undo(void) {
+    leave_now();
+    arena.moving = PAGE_IN;
+    arena.reverts = 1;
+}
+
+void stop_paging_out(void) {
+    if (arena.moving == PAGE_OUT)
+        undo();
+}
+
 void order_paging(int kind, int flag) {
+    if (kind == PAGE_OUT && arena.lent) {
+        answer(PAGE_OUT, 0);
+        return;
+    }
     arena.moving = kind;
     arena.moving_since = now_ms();
     arena.reverts = 0;
@@ -409,19 +431,6 @@ void order_paging(int kind, int flag) {
         if (!flag)
             free_spares(UINT64_MAX);
     }
-}
-
-static void answer(int kind, int done) {
-    say(PAGED, (unsigned)kind, (uint64_t)done, arena.out_bytes, -1);
-    tell_page(); /* the service looks there when it hears of it */
-    flush();
-}
-
-/* What went out comes back. The service hears of it when it has. */
-static void undo(void) {
-    leave_now();
-    arena.moving = PAGE_IN;
-    arena.reverts = 1;
 }
 
 /* A new service did not order what is under way: it is undone, and the job is where it was before. */

@@ -5,6 +5,7 @@
  * segments.c where slots are, and lists of segments
  * boundary.c around a lease
  * captures.c CUDA graphs that are being captured
+ * lending.c  memory that several processes of a job use
  * channel.c  packets to and from the service; the wait for memory
  * paging.c   to the host and back
  * homes.c    the host memory for that
@@ -84,7 +85,8 @@ struct arena {
     uint64_t live_most;  /* of private bytes: so much was in use at a boundary since then */
     uint64_t short_until; /* nanoseconds: there is not enough memory for everybody */
     unsigned captures;   /* of CUDA graphs, under way (captures.c) */
-    unsigned waits;      /* for the device, under way */
+    unsigned waits;      /* calls of the driver without the lock, under way (captures.c) */
+    unsigned lent;       /* loans to other processes (lending.c) */
     int left;            /* it gave its lease up, and nothing of it lives where `empty_for` says so */
     uint64_t sent, received;
     int stale;           /* some slot is */
@@ -131,6 +133,11 @@ void give_up_all(void);
 void leave_now(void);
 int clear_stale(void);
 int come_back_alone(void);
+void own(unsigned slot);
+
+/* Around calls of the driver that are made without the lock; not 0: not now, a graph is captured. */
+int begin_driver_calls(void);
+void end_driver_calls(void);
 int back_segments(void);
 void obey(const struct record *record, int fd);
 
@@ -161,6 +168,8 @@ uint64_t work_of_others(void);
 /* Brings everything back now, whatever it takes. */
 int page_in_all(void);
 void order_paging(int kind, int flag);
+/* What is to be paged out stays. */
+void stop_paging_out(void);
 void undo_paging(void);
 /* None is made where there is one. */
 int make_home(struct home *home, uint64_t size);

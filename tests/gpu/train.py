@@ -24,6 +24,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from graph_kinds import GRAPHS  # isort: skip
+from process_kinds import PROCESSES  # isort: skip
+
 DEVICE = "cuda"
 RUN, END = 1, 2
 """What may stand in a gate."""
@@ -341,6 +344,7 @@ KINDS: dict[str, Callable[[], Step]] = {
     "inference": inference,
     "large": large,
     "too-large": too_large,
+    **GRAPHS,
     **{f"sized-{width}": lambda width=width: sized(width) for width in (1024, 2048, 3072, 4096)},
 }
 
@@ -411,7 +415,7 @@ def trainer(on_batch: Callable[[], None], report: Callable[[torch.Tensor], None]
         Reporter(model=model, args=arguments, train_dataset=Data()).train()
 
 
-FRAMEWORKS = {"lightning": lightning, "trainer": trainer}
+FRAMEWORKS = {"lightning": lightning, "trainer": trainer, **PROCESSES}
 ALL = [*KINDS, *FRAMEWORKS]
 
 

@@ -1,6 +1,6 @@
 """The kinds of script in train.py, for those who must not import torch."""
 
-ALL = [
+ALONE = [
     "resnet50",
     "vit",
     "gpt2",
@@ -15,4 +15,12 @@ ALL = [
     "inference",
     "lightning",
     "trainer",
+]
+"""These are measured alone as well, with Salus in their process and without."""
+ALL = [
+    *ALONE,
+    "captured",
+    "graphed",
+    "hogwild",
+    "queue",
 ]

@@ -21,20 +21,24 @@ import contextlib
 import functools
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from salus.adaptors import iterations, torch_sharing
 from salus.adaptors.captures import Captures
 from salus.client.arena import LEFT, PASSED, SMALLEST_SLOT_BYTES, STAYS, Arena, ranges
 from salus.client.lease import WHERE_IT_WAITS, Lease, Usual
+from salus.client.lending import Lender
 from salus.client.say import say
 from salus.client.turns import Turn
 from salus.errors import SalusError
 
 OLDEST = (2, 9)
+BRING_BACK_S = 0.005
 _cuda: Any = torch.cuda
 _C: Any = torch._C
 
@@ -165,6 +169,7 @@ class TorchMemory:
         self.captures = Captures(lease, self)
         self.on_first_use: Callable[[], None] | None = None
         """Called when the script first uses the GPU."""
+        self._lender: Lender | None = None
         self._known = Known()
         self._trace: list[tuple[str, int]] | None = [] if os.environ.get("SALUS_TRACE") else None
         """When each step of a hand-over was done, for benchmarks; their order is in bench/switch_gpu.py."""
@@ -173,6 +178,7 @@ class TorchMemory:
 
     def install(self) -> None:
         """Waits until the script uses the GPU."""
+        torch_sharing.install()
         why_not = _Torch.why_not()
         if why_not is not None:
             self.gpu_is_used = bool(_cuda.is_available())
@@ -205,6 +211,8 @@ class TorchMemory:
                 functools.partial(_Torch.lives, self._device, pool.id) for pool in (self._lane, self._nothing)
             )
             self._route(self._private)
+            self._lender = Lender(self._arena, "cuda")
+            torch_sharing.lend_from(lambda: self._lender, self._bring_back)
             self.active = True
         except Exception as error:
             say(f"memory cannot be shared ({type(error).__name__}: {error}); this job shares the GPU by turns")
@@ -266,6 +274,8 @@ class TorchMemory:
             if not self.active:
                 self._arena.wait()
                 return LEFT, time.monotonic_ns()
+            if self._lender is not None:
+                self._lender.collect()
             if self._trace is not None:
                 self._mark("idle" if _cuda.current_stream(self._device).query() else "yields")
             # First of all: what is allocated from here on is not in the lane, and what was before is found there.
@@ -355,16 +365,18 @@ class TorchMemory:
     # For `Captures`. Of the pools that were begun, torch takes the last (older versions the first). One of ours could
     # come before the capture's own, so within a capture there is none of ours.
 
+    def _of_captures(self) -> Arena:
+        """Also in a process without an arena: it may have borrowed memory, and return it within a capture."""
+        return self._arena if hasattr(self, "_arena") else Arena()
+
     def capture_began(self) -> None:
         self._meant = self._routed
         if self.active:
             self._switch_to(None)
-        if hasattr(self, "_arena"):
-            self._arena.capture_began()
+        self._of_captures().capture_began()
 
     def capture_ended(self) -> None:
-        if hasattr(self, "_arena"):
-            self._arena.capture_ended()
+        self._of_captures().capture_ended()
         if self.active:
             self._switch_to(self._meant)
 
@@ -394,6 +406,14 @@ class TorchMemory:
             torch.empty(1, device=f"cuda:{self._device}")
         finally:
             self._route(before)
+
+    @staticmethod
+    def _bring_back() -> None:
+        """A thread of the script wants to share memory that is on the host."""
+        if iterations.installed is not None:
+            iterations.installed.fetch_memory()
+        # A thread that waits in there is known to use nothing of the device.
+        threading.Event().wait(BRING_BACK_S)
 
     def _write_trace(self) -> None:
         with contextlib.suppress(OSError), open(f"{os.environ['SALUS_TRACE']}.{os.getpid()}", "w") as file:

@@ -125,6 +125,18 @@ class Arena:
         """The service does not come back: whoever waits for it goes on."""
         self._c.salus_arena_go_alone()
 
+    def lend(self, more: int) -> None:
+        """1: from now on another process has something of it, so that nothing is paged out; -1: that was returned."""
+        self._c.salus_arena_lend(more)
+
+    def export(self, address: int) -> tuple[int, int, int, int]:
+        """The chunk at an address: what came of it (`lending`), where it begins, its size, and a descriptor."""
+        base, size, descriptor = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_int(-1)
+        status = self._c.salus_arena_export(
+            ctypes.c_uint64(address), ctypes.byref(base), ctypes.byref(size), ctypes.byref(descriptor)
+        )
+        return int(status), base.value, size.value, descriptor.value
+
     def resume(self, *, poison: bool = False) -> bool:
         """After a grant. False: the lane's memory could not be had, and the job must not run."""
         return bool(self._c.salus_arena_resume(int(poison)) == 0)

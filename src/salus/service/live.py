@@ -563,7 +563,13 @@ class Live:
                 other.page.words[Word.SCRUB] = int(other.clears)
 
     def _drop_what_it_left(self, job: LiveJob) -> None:
-        """A process that died in the middle of an iteration has cleared nothing."""
+        """A process that died in the middle of an iteration has cleared nothing.
+
+        What it took for itself is not the lane's, also if we have yet to hear of that: a child of it may go on using
+        that memory.
+        """
+        if job.link is not None:
+            job.link.catch_up()
         core = self.scheduler.jobs.get(job.job_id)
         if core is not None and core.lane is not None and job.link is not None:
             lane = self.lanes.get(core.lane)
