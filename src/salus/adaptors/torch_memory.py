@@ -29,8 +29,9 @@ from typing import Any, NamedTuple
 import torch
 
 from salus.adaptors import iterations, torch_sharing
+from salus.adaptors.blocks import Known, Live
 from salus.adaptors.captures import Captures
-from salus.client.arena import LEFT, PASSED, SMALLEST_SLOT_BYTES, STAYS, Arena, ranges
+from salus.client.arena import LEFT, PASSED, STAYS, Arena, ranges
 from salus.client.lease import WHERE_IT_WAITS, Lease, Usual
 from salus.client.lending import Lender
 from salus.client.say import say
@@ -91,64 +92,6 @@ def gpu_uuid(properties: Any) -> str | None:
     """As the driver and NVML write it, where this torch knows it."""
     uuid = str(getattr(properties, "uuid", "") or "")
     return None if not uuid else uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-
-
-class Live(NamedTuple):
-    """What is in use in a pool."""
-
-    blocks: dict[int, int]
-    """Sizes by address."""
-    pending: bool
-    """Some of it only waits for the GPU to be done with it."""
-    sealed: bool
-    """Whatever size a block at one of these addresses has, it reaches no slot but those that are the job's already."""
-
-    @classmethod
-    def of(cls, snapshot: Any) -> Live:
-        blocks: dict[int, int] = {}
-        pending, sealed = False, True
-        for segment in snapshot:
-            if not segment["active_size"]:
-                continue
-            address, whole = segment["address"], segment["total_size"] <= SMALLEST_SLOT_BYTES
-            here = False
-            for block in segment["blocks"]:
-                if block["state"] != "inactive":
-                    pending = pending or block["state"] != "active_allocated"
-                    blocks[address] = block["size"]
-                    here = True
-                elif here and not whole:
-                    sealed = False
-                address += block["size"]
-        return cls(blocks, pending, sealed)
-
-
-class Known:
-    """Sets of live blocks that were seen before. A script whose iterations are alike comes back to one of a few.
-
-    To ask torch whether exactly these are alive takes a tenth of the time that a snapshot takes.
-    """
-
-    MOST = 3
-
-    def __init__(self) -> None:
-        self._sets: list[tuple[set[int], array.array[int]]] = []
-        self._segments = -1
-
-    def find(self, segments: int, lives: Callable[[set[int]], bool]) -> array.array[int] | None:
-        """Addresses and sizes; None: it is none of them. `segments` changes whenever the pool's segments do."""
-        if segments != self._segments:
-            self._sets, self._segments = [], segments
-        for number, (addresses, flat) in enumerate(self._sets):
-            if lives(addresses):
-                if number:
-                    self._sets.insert(0, self._sets.pop(number))
-                return flat
-        return None
-
-    def add(self, live: Live, flat: array.array[int]) -> None:
-        if live.sealed and not live.pending:
-            self._sets = [(set(live.blocks), flat), *self._sets[: self.MOST - 1]]
 
 
 class TorchMemory:
@@ -212,7 +155,7 @@ class TorchMemory:
             )
             self._route(self._private)
             self._lender = Lender(self._arena, "cuda")
-            torch_sharing.lend_from(lambda: self._lender, self._bring_back)
+            torch_sharing.lend_from(lambda: self._lender if self.active else None, self._bring_back)
             self.active = True
         except Exception as error:
             say(f"memory cannot be shared ({type(error).__name__}: {error}); this job shares the GPU by turns")
