@@ -110,7 +110,11 @@ def test_the_demo_runs_real_jobs_and_writes_its_timelines(serve, tmp_path):
     service = serve(start=False)
     done = service.salus("demo", "--device", "cpu", "--policy", "fifo,srtf", "--scale", "0.05", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "the losses of all jobs are the same to the last bit under every policy" in done.stdout
+    assert "the losses of all jobs are the same to the last bit alone and under every policy" in done.stdout
+    for name in ("long", "medium", "short", "tiny"):
+        assert f"salus: {name} runs alone\n" in done.stderr, "the column alone is measured"
+    page = (tmp_path / "demo.html").read_text()
+    assert '"device":"processor"' in page and '"name":"long","colour":"#1f77b4"' in page
     for name in ("long", "medium", "short", "tiny", "fifo", "srtf", "avg queuing", "avg JCT", "makespan"):
         assert name in done.stdout
     assert (tmp_path / "demo.html").stat().st_size > 5000

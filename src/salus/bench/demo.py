@@ -1,9 +1,9 @@
 """`salus demo`: four real training jobs of different lengths, under one policy after the other.
 
-The jobs are an ordinary script (`scripts/train.py`). They are measured alone first, so that each can be given the
-number of iterations that makes it as long as it should be. Then, for each policy, a service of its own starts, all four
-start up and wait, the clock starts, and they arrive one after another, the longest first. Declared sizes put them in
-one lane.
+The jobs are an ordinary script (`scripts/train.py`). A few iterations of each are measured first, to find the number
+of iterations that makes it as long as it should be. Then each runs alone, without Salus, from its start to its end.
+Then, for each policy, a service of its own starts, all four start up and wait, the clock starts, and they arrive one
+after another, the longest first. Declared sizes put them in one lane.
 """
 
 from __future__ import annotations
@@ -64,26 +64,41 @@ class Measured:
     job: DemoJob
     iterations: int
     iteration_s: float
+    alone_s: float
+    """From its start to its end, with the device to itself and without Salus."""
+    digest: str
+    """Of its losses."""
 
 
-def calibrate(device: str, scale: float, progress: Progress) -> list[Measured]:
-    """How many iterations make each job as long as it should be. They start up together, and run one by one."""
-    measured = []
+def measure_alone(device: str, scale: float, progress: Progress) -> list[Measured]:
+    """How many iterations make each job as long as it should be, and how long it takes for them alone."""
+    said = _one_by_one({job: _command(job, device, CALIBRATION) for job in JOBS}, "tries", progress)
+    iteration_s = {job: statistics.median(said[job]["seconds"]) for job in JOBS}
+    iterations = {job: max(1, round(job.seconds * scale / iteration_s[job])) for job in JOBS}
+    whole = {job: [*_command(job, device, count), "--warm-up", "0"] for job, count in iterations.items()}
+    said = _one_by_one(whole, "runs", progress)
+    return [Measured(job, iterations[job], iteration_s[job], said[job]["took_s"], said[job]["digest"]) for job in JOBS]
+
+
+def _one_by_one(commands: dict[DemoJob, list[str]], what: str, progress: Progress) -> dict[DemoJob, dict[str, Any]]:
+    """What each has said at its end, and how long it took. They start up together, and run one by one."""
+    found = {}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with tempfile.TemporaryDirectory(prefix="salus-") as folder, contextlib.ExitStack() as stack:
         progress("the jobs start up, to be measured alone", {})
         started = []
-        for job in JOBS:
-            command = [*_command(job, device, CALIBRATION), "--go", str(Path(folder) / job.name)]
-            started.append(stack.enter_context(subprocess.Popen(command, **pipes)))
+        for job, command in commands.items():
+            go = str(Path(folder) / job.name)
+            started.append(stack.enter_context(subprocess.Popen([*command, "--go", go], **pipes)))
             stack.callback(started[-1].kill)
         _wait_until_ready(started)
-        for job, process in zip(JOBS, started, strict=True):
-            progress(f"measuring {job.name} alone", {})
+        for job, process in zip(commands, started, strict=True):
+            progress(f"{job.name} {what} alone", {})
+            begin_s = time.monotonic()
             (Path(folder) / job.name).touch()
-            iteration_s = statistics.median(json.loads(finished(process).splitlines()[-1])["seconds"])
-            measured.append(Measured(job, max(1, round(job.seconds * scale / iteration_s)), iteration_s))
-    return measured
+            said = json.loads(finished(process).splitlines()[-1])
+            found[job] = {**said, "took_s": said["ended_s"] - begin_s}
+    return found
 
 
 def run_policy(policy: str, jobs: Sequence[Measured], device: str, progress: Progress) -> tuple[Outcome, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,10 +137,24 @@ def write_plot(path: Path, outcomes: Mapping[str, Outcome], summaries: Mapping[s
 
 # The timeline
 
+COLOURS = (
+    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
+)  # fmt: skip
+"""Of the first jobs, in the picture and on the page."""
+WAITS = "#dde1e6"
+"""As in timeline.html, where that is on a light page."""
+
+
+def colour_of(rank: int) -> str:
+    """Neighbours get colours that are far apart: beyond the table, by the golden angle."""
+    if rank < len(COLOURS):
+        return COLOURS[rank]
+    parts = colorsys.hls_to_rgb(rank * 0.381966 % 1, 0.45 + rank % 3 * 0.08, 0.62)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+
 
 def write_timeline_picture(path: Path, outcomes: Mapping[str, Outcome]) -> None:
     """A row for each job, one panel above the other for each policy: grey while it waits, coloured while it runs."""
-    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -147,13 +162,12 @@ def write_timeline_picture(path: Path, outcomes: Mapping[str, Outcome]) -> None:
     figure = Figure(figsize=(10, 0.9 + len(outcomes) * (0.7 + 0.32 * rows)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(outcomes), 1, sharex=True, squeeze=False)[:, 0]
-    colours = colormaps["tab10"]
     for panel, (name, outcome) in zip(panels, outcomes.items(), strict=True):
         begin = min(record.job.submit_s for record in outcome.records)
         for row, record in enumerate(outcome.records):
-            panel.broken_barh([(record.job.submit_s - begin, record.jct_s)], (row - 0.36, 0.72), color="#dde1e6")
+            panel.broken_barh([(record.job.submit_s - begin, record.jct_s)], (row - 0.36, 0.72), color=WAITS)
             ran = [(s.start_s - begin, s.end_s - s.start_s) for s in outcome.segments if s.job_id == record.job.job_id]
-            panel.broken_barh(ran, (row - 0.36, 0.72), color=colours(row % 10))
+            panel.broken_barh(ran, (row - 0.36, 0.72), color=colour_of(row))
         panel.set_yticks(
             range(len(outcome.records)), [record.job.name or record.job.job_id for record in outcome.records]
         )
@@ -165,13 +179,19 @@ def write_timeline_picture(path: Path, outcomes: Mapping[str, Outcome]) -> None:
     writing(path, lambda: figure.savefig(path, dpi=130))
 
 
-def write_timeline(path: Path, outcomes: Mapping[str, Outcome], summaries: Mapping[str, Summary]) -> None:
-    """A page with a chart for each policy. It needs no network: data and program are in the file."""
-    data = [_timeline_data(name, outcome, summaries[name]) for name, outcome in outcomes.items()]
+def write_timeline(
+    path: Path, outcomes: Mapping[str, Outcome], summaries: Mapping[str, Summary], *, device: str = "GPU"
+) -> None:
+    """A page with a chart for each policy. It needs no network: data and program are in the file.
+
+    `device`: what the jobs share, as a person is told.
+    """
+    runs = [_timeline_data(name, outcome, summaries[name]) for name, outcome in outcomes.items()]
+    data = {"device": device, "runs": runs}
     page = files("salus.simulate").joinpath("timeline.html").read_text("utf-8")
     # "</" would end the script element in mid-string.
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-    writing(path, lambda: path.write_text(page.replace("/*DATA*/[]", text), "utf-8"))
+    writing(path, lambda: path.write_text(page.replace("/*DATA*/{}", text), "utf-8"))
 
 
 def _timeline_data(name: str, outcome: Outcome, summary: Summary) -> dict[str, object]:
@@ -184,12 +204,13 @@ def _timeline_data(name: str, outcome: Outcome, summary: Summary) -> dict[str, o
             {
                 "id": record.job.job_id,
                 "name": record.job.name,
+                "colour": colour_of(rank),
                 "gpu": record.gpu,
                 "submit": record.job.submit_s - begin,
                 "start": record.started_s - begin,
                 "end": record.finished_s - begin,
             }
-            for record in outcome.records
+            for rank, record in enumerate(outcome.records)
         ],
         "segments": [
             [order[s.job_id], s.gpu, s.lane, round(s.start_s - begin, 3), round(s.end_s - begin, 3)]
