@@ -97,10 +97,12 @@ class Service:
         self.started.append(process)
         return process
 
-    def salus(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    def salus(
+        self, *arguments: str, stdin: str | None = None, timeout_s: float = 120
+    ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "salus", *arguments]
         return subprocess.run(
-            command, env=self.environment, input=stdin, capture_output=True, text=True, check=False, timeout=120
+            command, env=self.environment, input=stdin, capture_output=True, text=True, check=False, timeout=timeout_s
         )
 
     def job(self, *options: str, iterations: int, seconds: float, idle: float = 0.0) -> subprocess.Popen[str]:

@@ -108,7 +108,8 @@ def test_a_script_of_another_environment_needs_no_salus_there(serve, tmp_path):
 
 def test_the_demo_runs_real_jobs_and_writes_its_timelines(serve, tmp_path):
     service = serve(start=False)
-    done = service.salus("demo", "--device", "cpu", "--policy", "fifo,srtf", "--scale", "0.05", "--out", str(tmp_path))
+    options = ["--device", "cpu", "--policy", "fifo,srtf", "--scale", "0.05", "--out", str(tmp_path)]
+    done = service.salus("demo", *options, timeout_s=580)
     assert done.returncode == 0, done.stderr
     assert "the losses of all jobs are the same to the last bit alone and under every policy" in done.stdout
     for name in ("long", "medium", "short", "tiny"):
