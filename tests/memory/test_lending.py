@@ -300,6 +300,17 @@ def test_a_lane_is_not_left_with_less_than_what_is_lent(pair, lender):
     borrowed.drop()
 
 
+def test_a_descriptor_that_goes_after_the_names_of_its_module_is_closed_all_the_same(monkeypatch):
+    """When Python ends, the caches of a framework may be the last to go."""
+    number = os.memfd_create("last")
+    last = Descriptor((1, 2, 3), number, 8)
+    for name in ("os", "contextlib"):
+        monkeypatch.setattr(lending, name, None, raising=False)
+    last.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+
+
 def test_what_a_killed_job_lent_is_never_another_job_s(serve):
     """Its child lives on, and writes to what was a part of the lane; the next job of the lane must not notice."""
     service = serve("--policy", "rr", "--quantum", "0", "--capacity", "520MiB")
