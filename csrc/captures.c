@@ -45,10 +45,13 @@ void end_driver_calls(void) {
 }
 
 int salus_arena_wait(void) {
-    const struct device *device = arena.device;
-    int entered, status;
+    const struct device *device;
+    int entered, status = -1;
+    pthread_mutex_lock(&arena.lock);
+    device = arena.device;
+    pthread_mutex_unlock(&arena.lock);
     if (!device || begin_driver_calls())
-        return -1;
+        return status;
     /* Not with the lock: other threads of the script allocate meanwhile. */
     entered = device->enter();
     status = device->idle();

@@ -202,25 +202,27 @@ static struct region *known_region(const char *key) {
     return region;
 }
 
-static void let_go_of_region(struct region *region) {
+static void unlink_region(const struct region *region) {
     struct region **at = &regions;
-    if (--region->users)
-        return;
     while (*at != region)
         at = &(*at)->next;
     *at = region->next;
-    unmap_region(region, region->count);
-    forget_region(region);
 }
 
-/* The lender may use the memory for something else from here on: so the device must be done with it. */
+/* The lender may use the memory for something else once it is returned: so the device must be done with it by then. */
 static void give_back(struct loan *loan) {
     struct region *region = loan->region;
-    int entered = region->device->enter();
-    region->device->idle();
+    const struct device *device = region->device;
+    int entered = device->enter(), is_last = !--region->users;
+    device->idle();
+    if (is_last) {
+        unlink_region(region);
+        unmap_region(region, region->count);
+    }
     __atomic_store_n(&region->loans[loan->number], RETURNED, __ATOMIC_RELEASE);
-    let_go_of_region(region);
-    region->device->leave(entered);
+    if (is_last)
+        forget_region(region);
+    device->leave(entered);
     free(loan);
 }
 
@@ -260,8 +262,11 @@ void *salus_borrow(const char *name, int ordinal, const char *key, const int *fd
     }
     if (!region || offset > region->size || length > region->size - offset) {
         if (region && !region->users) {
-            region->users = 1;
-            let_go_of_region(region);
+            int entered = device->enter();
+            unlink_region(region);
+            unmap_region(region, region->count);
+            forget_region(region);
+            device->leave(entered);
         }
         free(loan);
         pthread_mutex_unlock(&lock);

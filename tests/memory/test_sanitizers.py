@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.memory.test_lanes_across_processes import finish, start
@@ -41,6 +43,34 @@ def test_jobs_that_share_a_lane_touch_no_address_they_should_not(tmp_path):
         assert min(leases) > 20
     finally:
         service.stop()
+
+
+LENDING = """
+import sys
+from pathlib import Path
+import pytest
+from salus.client import arena
+
+arena.LIBRARY = Path(sys.argv[1])
+arena.Arena.__init__.__defaults__ = (arena.LIBRARY,)
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-s", "-k", "not killed", sys.argv[2]]))
+"""
+
+
+def test_what_is_lent_and_borrowed_touches_no_address_it_should_not(tmp_path):
+    options = ("-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *SOURCES)
+    library = build(tmp_path / "checked.so", *options)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libubsan.so')}",
+        "ASAN_OPTIONS": "detect_leaks=0,abort_on_error=1",
+        "PYTHONPATH": os.pathsep.join((str(HERE.parent.parent / "src"), str(HERE.parent.parent))),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LENDING, str(library), str(HERE / "test_lending.py")],
+        env=environment, cwd=HERE.parent.parent, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
 
 
 def test_threads_that_wait_for_memory_do_not_race(tmp_path):
