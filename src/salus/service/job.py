@@ -147,3 +147,12 @@ def is_dead(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def has_page(pid: int) -> bool:
+    """Whether the process has mapped a page of ours, and so may have a lane as well. One that cannot be seen may."""
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            return b"/memfd:salus-page" in file.read()
+    except OSError:
+        return True

@@ -32,7 +32,7 @@ from salus.service.cancel import LAUNCHER_KILLED, Cancelling
 from salus.service.connection import Connection
 from salus.service.devices import Device
 from salus.service.history import History, command_key
-from salus.service.job import LiveJob, is_alive, is_dead
+from salus.service.job import LiveJob, has_page, is_alive, is_dead
 from salus.service.journal import Journal
 from salus.service.leases import Leases
 from salus.service.memory import Lanes, Link
@@ -135,6 +135,8 @@ class Live:
     def attach(self, connection: Connection, asked: msg.Attach) -> LiveJob:
         job = self.job_of(connection, asked.job_id, asked.token)
         job.came = True
+        if job.worker is None and job.pidfd >= 0 and connection.pid == job.last_pid and not has_page(connection.pid):
+            self._worker_replaced_itself(job)
         # (One that asks again has not heard that a service before us let it.)
         another = job.had_worker and job.waited_for != connection.pid and is_alive(job.waited_for)
         if (job.returning or job.may_return) and another:
@@ -382,6 +384,13 @@ class Live:
             self.end(job, job.ends_with[0])
         elif job.job_id in self.jobs:
             self.worker_lost(job)
+
+    def _worker_replaced_itself(self, job: LiveJob) -> None:
+        """By exec: the process goes on, and everything that its program before had mapped went with that."""
+        self._stop_watching(job)
+        os.close(job.pidfd)
+        job.pidfd = -1
+        self.worker_lost(job)
 
     def _stop_watching(self, job: LiveJob) -> None:
         """Before the descriptor is closed: the event loop would take the next one of that number for it."""
