@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from salus.client.lease import Lease
+from salus.protocol.descriptors import Event
 from salus.protocol.page import BatonPage, Page, Word
 
 MS = 1_000_000
@@ -118,7 +119,7 @@ class Clock:
 def test_who_has_a_ticket_is_awake_when_its_lease_comes_and_asleep_before_that(monkeypatch, boundary_ms, device_ms):
     lease, batons = a_lease()
     clock = Clock(monkeypatch)
-    lease._memory, lease._grant_event = Resuming(), os.eventfd(0, os.EFD_NONBLOCK)  # type: ignore[assignment]
+    lease._memory, lease._grant_event = Resuming(), Event(os.eventfd(0, os.EFD_NONBLOCK))  # type: ignore[assignment]
     lease._bell_poll = clock  # type: ignore[assignment]
     asleep = 0
     for ticket in range(9, 59):
@@ -143,7 +144,7 @@ def test_who_has_a_ticket_is_awake_when_its_lease_comes_and_asleep_before_that(m
 def test_a_lease_that_comes_in_a_moment_is_not_napped_for(monkeypatch):
     lease, batons = a_lease()
     clock = Clock(monkeypatch)
-    lease._memory, lease._grant_event = Resuming(), os.eventfd(0, os.EFD_NONBLOCK)  # type: ignore[assignment]
+    lease._memory, lease._grant_event = Resuming(), Event(os.eventfd(0, os.EFD_NONBLOCK))  # type: ignore[assignment]
     naps = []
 
     def poll(at_most_ms: int | None) -> None:

@@ -13,13 +13,16 @@ from salus import __version__
 from salus.errors import NoService, ServiceUnavailable
 from salus.paths import check_socket
 from salus.protocol import messages as msg
+from salus.protocol.descriptors import Descriptor, out_of_the_way
 from salus.protocol.errors import to_error
 
 
 class ServiceConnection:
     def __init__(self, path: Path, timeout_s: float | None = 10.0) -> None:
         check_socket(path)
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, out_of_the_way(opened.detach()))
+        self._descriptor = Descriptor(self._sock.fileno())
         self._sock.settimeout(timeout_s)
         try:
             self._sock.connect(str(path))
@@ -37,6 +40,7 @@ class ServiceConnection:
             raise
 
     def send(self, message: msg.Message) -> None:
+        self._check_ours()
         try:
             self._sock.send(msg.encode(message))
         except OSError:
@@ -44,8 +48,14 @@ class ServiceConnection:
             self.receive()
             raise NoService("the service is gone") from None
 
+    def _check_ours(self) -> None:
+        """What comes and goes under a number that the script has given to a file of its own is not ours."""
+        if not self._descriptor.is_ours:
+            raise NoService("the script has closed the connection to the service")
+
     def receive(self) -> tuple[msg.Message, list[int]]:
         """The next message, with the descriptors that came along. Raises what the service reports as an error."""
+        self._check_ours()
         try:
             packet, ancillary, _, _ = self._sock.recvmsg(
                 msg.MAX_PACKET_BYTES, socket.CMSG_SPACE(4 * msg.MAX_DESCRIPTORS)
@@ -63,7 +73,7 @@ class ServiceConnection:
         message = msg.decode(packet, msg.FROM_SERVICE)
         if isinstance(message, msg.Failed):
             raise to_error(message)
-        return message, list(descriptors)
+        return message, [out_of_the_way(number) for number in descriptors]
 
     def request(self, message: msg.Message) -> Any:
         """Sends, and gives back the answer."""
@@ -97,13 +107,15 @@ class ServiceConnection:
 
     def close(self) -> None:
         # A thread that is blocked in a receive wakes up from this, and not from a plain close.
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+        if self._descriptor.is_ours:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+        self.close_in_child()
 
     def close_in_child(self) -> None:
         """After a fork: lets go of our copy, and leaves the parent's connection alone."""
-        self._sock.close()
+        self._descriptor.close()
+        self._sock.detach()
 
     def __enter__(self) -> ServiceConnection:
         return self

@@ -44,6 +44,7 @@ from salus.client.say import say
 from salus.client.turns import LONGEST_TURN_NS, Turn
 from salus.errors import NoService, SalusError, ServiceUnavailable
 from salus.protocol import messages as msg
+from salus.protocol.descriptors import Event
 from salus.protocol.errors import AnotherProcessAgain
 from salus.protocol.page import MAGIC, PAUSE_NS, BatonPage, JobState, Page, Word
 
@@ -413,8 +414,11 @@ class Lease:
     def _poll(self, ticket: int, at_most_ms: int | None) -> None:
         (self._bell_poll if ticket else self._grant_poll).poll(at_most_ms)
         self.woke_ns = _now_ns()
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._grant_event)
+        if not self._grant_event.is_ours:
+            with self._lock:
+                self._go_unmanaged("the script has closed what it did not open")
+            return
+        self._grant_event.hush()
         batons = self._batons
         if ticket and batons is not None:
             batons.hush()
@@ -633,7 +637,7 @@ class Lease:
         else:
             os.close(bell)
         # Whole, or not at all: the main thread may be about to sleep by them.
-        self._grant_event, self._grant_poll, self._bell_poll = grant_event, grant_poll, bell_poll
+        self._grant_event, self._grant_poll, self._bell_poll = Event(grant_event), grant_poll, bell_poll
         self._batons, self._spent, self._announced_ns = page, 0, 0
         # Tickets are counted from the beginning again.
         self._arrived = None
@@ -731,7 +735,7 @@ class Lease:
             before = self._grant_event
             self._listen_for_grants(grant_event, more, straight=self._batons is not None)
             # Whoever waits at the old one comes over. It is not closed, nor the old bell: somebody may be on the way.
-            os.eventfd_write(before, 1)
+            before.ring()
         return connection
 
     def _listen_to(self, connection: ServiceConnection) -> str | None:
@@ -832,7 +836,7 @@ class Lease:
         if not was_said:
             say(f"{why}; this process of job {self._job_id} goes on unmanaged")
         if self._attached:
-            os.eventfd_write(self._grant_event, 1)
+            self._grant_event.ring()
 
     def _before_exit(self) -> None:
         """The script is done. Taking the framework down can last half a second, without the helper thread."""
@@ -854,9 +858,9 @@ class Lease:
         self._lock = threading.Lock()
         if self._attached:
             self._connection.close_in_child()
-            os.close(self._grant_event)
+            self._grant_event.close()
             if self._batons is not None:
-                os.close(self._batons.bell)
+                self._batons.close_bell()
         self._batons = None
         self._attached = self._asked = self._begins = self._paused = self._must_detach = False
         self._holding = not self._managed

@@ -7,12 +7,11 @@ A word is 8 bytes and aligned, so that a reader sees the old or the new value an
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
-import os
 from enum import IntEnum
 
+from salus.protocol.descriptors import Event
 from salus.protocol.sealed import is_sealed_memory, sealed_memory
 
 SIZE_BYTES = 4096
@@ -103,6 +102,7 @@ class BatonPage:
     def __init__(self, descriptor: int, bell: int) -> None:
         self._page = Page(descriptor)
         self.bell = bell
+        self._bell = Event(bell)
 
     def comes(self, ticket: int) -> None:
         self._page.words[ticket % BATONS] = 2 * ticket
@@ -113,13 +113,14 @@ class BatonPage:
         self.ring()
 
     def ring(self) -> None:
-        # Also where a script closed what it did not open: the service sees to it then.
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self.bell, 1)
+        """Where a script closed what it did not open, the service sees to it instead."""
+        self._bell.ring()
 
     def hush(self) -> None:
-        with contextlib.suppress(OSError):
-            os.eventfd_read(self.bell)
+        self._bell.hush()
+
+    def close_bell(self) -> None:
+        self._bell.close()
 
     def is_coming(self, ticket: int) -> bool:
         return bool(self._page.words[ticket % BATONS] >> 1 == ticket)
