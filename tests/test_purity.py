@@ -28,7 +28,18 @@ CORE_MAY_IMPORT = {
 MAY_IMPORT = {
     "core": {"core", "errors", "units"},
     "protocol": {"protocol", "errors"},
-    "client": {"client", "protocol", "errors", "paths", "registry", "processes", "ending", "units", "salus"},
+    "client": {
+        "client",
+        "protocol",
+        "errors",
+        "interpreter",
+        "paths",
+        "registry",
+        "processes",
+        "ending",
+        "units",
+        "salus",
+    },
     "adaptors": {"adaptors", "client", "errors"},
     "config": {"config", "errors", "units", "paths", "plugins"},
     "service": {
@@ -67,6 +78,7 @@ MAY_IMPORT = {
         "protocol",
         "core",
         "errors",
+        "interpreter",
         "units",
         "paths",
         "plugins",

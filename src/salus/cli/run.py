@@ -19,6 +19,7 @@ from salus.config.load import Settings, load
 from salus.config.schema import GRACE, IF_NO_SERVICE, TIME_LIMIT
 from salus.core.model import HEAVIEST, LIGHTEST
 from salus.errors import RequestRejected
+from salus.interpreter import python_command
 from salus.paths import make_private, state_dir, take_over
 from salus.processes import APART
 from salus.protocol.messages import MOST, Register
@@ -112,9 +113,8 @@ def submit(
     asked = _ask(command, name, priority, weight, iterations, duration, persistent, ephemeral, gpu, sm_share, str(log))
     asked = _with_end(asked, load(options={TIME_LIMIT: time_limit, GRACE: grace}))
     # A process of its own session stays with the job, whatever becomes of this terminal.
-    code = "import sys, json; from salus.cli.run import supervise; sys.exit(supervise(json.loads(sys.argv[1])))"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(asked.__dict__)],
+        python_command("salus.cli.run", "supervise", json.dumps(asked.__dict__)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -130,9 +130,9 @@ def submit(
     typer.echo(job_id)
 
 
-def supervise(asked: dict[str, object]) -> int:
+def supervise() -> int:
     """What stays with a submitted job until its end."""
-    return launch.run(Register(**asked), announce=True)  # type: ignore[arg-type]
+    return launch.run(Register(**json.loads(sys.argv[1])), announce=True)
 
 
 def _ask(

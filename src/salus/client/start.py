@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from salus.client.connection import ServiceConnection
 from salus.client.environment import HIDES_ALL
 from salus.errors import RequestRejected, ServiceUnavailable
+from salus.interpreter import python_command
 from salus.paths import lock_path, socket_path, state_dir, take_over
 from salus.processes import APART
 
@@ -57,7 +57,7 @@ def _start_service(path: Path) -> tuple[Path, subprocess.Popen[bytes]]:
     try:
         take_over(log.parent, "SALUS_STATE_DIR")
         with log.open("ab") as output:
-            command = [sys.executable, "-m", "salus", "serve", "--linger"]
+            command = python_command("salus.cli.main", "main", "serve", "--linger")
             # It is for all jobs to come, and not a part of the one that it is started for.
             environment = {**os.environ, "SALUS_SOCKET": str(path), APART: "1"}
             if environment.get("CUDA_VISIBLE_DEVICES") not in HIDES_ALL:
