@@ -13,7 +13,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -239,8 +239,10 @@ class Registry:
         """One that goes on without a service was told to end."""
         self._write("UPDATE jobs SET row = json_set(row, '$.state', 'cancelled') WHERE job_id = ?", int(job_id))
 
-    def finish(self, job_id: str, token: str, exit_code: int, why: str = "") -> None:
-        """From a launcher: its job has ended, and no service has heard of it."""
+    def finish(
+        self, job_id: str, token: str, exit_code: int, why: str = "", counts: Mapping[str, float] | None = None
+    ) -> None:
+        """From a launcher: its job has ended, and no service has heard of it. `counts`: what it did, if known."""
         found = self._db.execute(
             "SELECT row FROM jobs WHERE job_id = ? AND token = ? AND finished_at IS NULL", (int(job_id), token)
         ).fetchone()
@@ -249,7 +251,8 @@ class Registry:
             cancelled = row.get("state") == "cancelled"
             state = "cancelled" if cancelled else "done" if exit_code == 0 else "failed"
             ended = {"state": state, "exit_code": exit_code, "finished_at": time.time(), "lane": None}
-            self.describe({"id": job_id, **row, **ended, "wait_reason": why or None, "position": None})
+            done = counts or {}
+            self.describe({"id": job_id, **row, **ended, **done, "wait_reason": why or None, "position": None})
 
     def trim(self) -> None:
         """Only the last ones are kept; of those that are lost, too."""

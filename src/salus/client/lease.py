@@ -39,6 +39,7 @@ from salus.client import turns
 from salus.client.again import connect_again, patience_s
 from salus.client.arena import LEFT, PASSED, STAYS
 from salus.client.connection import ServiceConnection
+from salus.client.counts import SHOW_COUNTS_S, publish
 from salus.client.foresight import Foresight
 from salus.client.say import say
 from salus.client.turns import LONGEST_TURN_NS, Turn
@@ -180,6 +181,8 @@ class Lease:
         """Kept for good: an arena writes to its page as long as the process lives."""
         self._words = memoryview(bytearray(4096)).cast("Q")
         os.register_at_fork(after_in_child=self._after_fork)
+        self._shown: memoryview[int] | None = None
+        """Of an unmanaged job: the page on which its launcher sees its counts."""
         atexit.register(self._before_exit)
 
     def attach(self, memory: Memory) -> bool:
@@ -682,6 +685,15 @@ class Lease:
                     self._memory.go_alone()
                 with self._lock:
                     self._go_unmanaged(why)
+                self._show_counts()
+
+    def _show_counts(self) -> None:
+        """To the launcher, which tells them when the job ends. (Words of the service stay on the page: nobody reads
+        them.)"""
+        while self._shown is not None:
+            with contextlib.suppress(ValueError):  # after a fork
+                publish(self._words, self._shown)
+            time.sleep(SHOW_COUNTS_S)
 
     def _come_back_in_time(self) -> tuple[ServiceConnection | None, str]:
         """The new connection; or None, and why there is none."""
@@ -710,6 +722,7 @@ class Lease:
         with self._lock:
             on_host, suspended = memory.where() if memory is not None else (False, False)
             old = self._words
+            attained_ns = old[Word.ATTAINED_NS] + max(0, old[_BUSY] - old[Word.NOTED_NS])
             # A lease that was granted and not taken is void: the new service does not know of it.
             self._taken = old[_GRANTS]
             holds = self._holding and not suspended
@@ -718,7 +731,7 @@ class Lease:
                 msg.Reattach(
                     self._job_id, self._token, memory is not None, holds, waits, old[Word.LANE] or None,
                     old[Word.RESERVED_PERSISTENT], old[Word.RESERVED_EPHEMERAL], old[Word.RESERVED_INTERNAL],
-                    on_host, suspended, old[_ITERATIONS], old[_BUSY], old[Word.ATTAINED_NS],
+                    on_host, suspended, old[_ITERATIONS], old[_BUSY], attained_ns,
                 )
             )  # fmt: skip
             _, (descriptor, grant_event, *more) = connection.receive()
@@ -831,6 +844,7 @@ class Lease:
         self._holding = not self._must_detach
         """For good: `begin` takes its short way from now on."""
         nowhere = memoryview(bytearray(4096)).cast("Q")
+        self._shown = self._words
         turns.move(self._words, nowhere)
         self._words = nowhere
         if not was_said:
@@ -847,6 +861,8 @@ class Lease:
                     self._words[_STATE] = _BETWEEN
                 if self._attached and self._managed and self._holding and not self._iterates():
                     self._yield(wants_more=False)
+                if self._shown is not None:
+                    publish(self._words, self._shown)
             finally:
                 self._lock.release()
 
@@ -861,7 +877,7 @@ class Lease:
             self._grant_event.close()
             if self._batons is not None:
                 self._batons.close_bell()
-        self._batons = None
+        self._batons = self._shown = None
         self._attached = self._asked = self._begins = self._paused = self._must_detach = False
         self._holding = not self._managed
         self._memory = None

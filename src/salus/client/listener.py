@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from salus.client.again import connect_again
 from salus.client.connection import ServiceConnection
+from salus.client.counts import Counts
 from salus.client.say import say
 from salus.errors import SalusError, ServiceUnavailable
 from salus.paths import socket_path, state_dir
@@ -33,6 +34,7 @@ class Listener(threading.Thread):
         """The service has heard how the job ended."""
         self.came = True
         """One of its processes wanted to use the device, as far as is known."""
+        self._counts: Counts | None = None
 
     def run(self) -> None:
         while True:
@@ -64,7 +66,8 @@ class Listener(threading.Thread):
             # Where the service is gone, or another's, this is all that can be done.
             with contextlib.suppress(SalusError, OSError), open_registry(state_dir(), socket_path()) as registry:
                 if registry is not None:
-                    registry.finish(self._job.job_id, self._job.token, end.exit_code, end.why)
+                    counts = None if self._counts is None else self._counts.now()
+                    registry.finish(self._job.job_id, self._job.token, end.exit_code, end.why, counts)
 
     def _tell(self, end: msg.Finished) -> None:
         with contextlib.suppress(SalusError):
@@ -73,7 +76,7 @@ class Listener(threading.Thread):
     def _hear(self, connection: ServiceConnection) -> None:
         job_id = self._job.job_id
         while True:
-            message, _ = connection.receive()
+            message, descriptors = connection.receive()
             match message:
                 case msg.Queued(_, text, position, queue_length):
                     say(f"job {job_id} waits for memory, {position} of {queue_length} in the queue: {text}")
@@ -81,6 +84,8 @@ class Listener(threading.Thread):
                     say(text)
                 case msg.Admitted():
                     say(f"job {job_id} has its memory")
+                case msg.Counting(iterations, ran_ns):
+                    self._counts = Counts.on(descriptors, iterations, ran_ns)
                 case msg.Terminate(force):
                     self._on_terminate(force)
                 case msg.Done(_, came):

@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from salus.errors import SalusError
 
-VERSION = 5
+VERSION = 6
 MAX_PACKET_BYTES = 64 * 1024
 PACKET_HEAD_BYTES = 1024
 """Of a packet with a list of rows: more than everything else in it."""
@@ -251,6 +251,15 @@ class Admitted:
 
 
 @dataclass(frozen=True)
+class Counting:
+    """To the launcher, with the shared page of the process that uses the device, so that it can tell how much the job
+    did if no service is there when the job ends: what the job had done before that page began to count."""
+
+    iterations: int
+    ran_ns: int
+
+
+@dataclass(frozen=True)
 class Terminate:
     """To the launcher: the job was cancelled; end it."""
 
@@ -321,6 +330,7 @@ FROM_SERVICE = (
     Look,
     Queued,
     Admitted,
+    Counting,
     Terminate,
     Jobs,
     Status,

@@ -49,6 +49,8 @@ class Word(IntEnum):
     RESERVED_INTERNAL = 15
     ATTAINED_NS = 32
     """How much of the device's time was its own."""
+    NOTED_NS = 35
+    """How much of the time that this page counts is in ATTAINED_NS."""
     # Written by the job.
     STATE = 8
     ITERATIONS = 9
@@ -148,6 +150,20 @@ class JobState(IntEnum):
     """One iteration after another: each begins where the last one ended, and nobody sees whether it has."""
 
 
+def used(words: memoryview[int], now_ns: int) -> tuple[int, int]:
+    """Iterations that have ended, and nanoseconds on the device up to now; waiting for memory is not among them."""
+    # In this order: the job changes BEGAN_NS before it adds to BUSY_NS, and before it says that it iterates. So
+    # what ends between two of these reads is counted too late, never twice, and a long pause never in full.
+    busy = words[Word.BUSY_NS]
+    # For the same reason this comes before BEGAN_NS, which is moved on before it is cleared.
+    waits_since = words[Word.WAITING_FOR_MEMORY]
+    now_ns = min(now_ns, waits_since) if waits_since else now_ns
+    may_sit = words[Word.STATE] in (JobState.BETWEEN, JobState.RUNNING_ON)
+    at_most_ns = PAUSE_NS if may_sit else now_ns
+    began = words[Word.BEGAN_NS]
+    return words[Word.ITERATIONS], busy + (min(max(0, now_ns - began), at_most_ns) if began else 0)
+
+
 class Page:
     """One side's view of the page."""
 
@@ -166,18 +182,7 @@ class Page:
         return page, descriptor
 
     def used(self, now_ns: int) -> tuple[int, int]:
-        """Iterations that have ended, and nanoseconds on the device up to now; waiting for memory is not among them."""
-        words = self.words
-        # In this order: the job changes BEGAN_NS before it adds to BUSY_NS, and before it says that it iterates. So
-        # what ends between two of these reads is counted too late, never twice, and a long pause never in full.
-        busy = words[Word.BUSY_NS]
-        # For the same reason this comes before BEGAN_NS, which is moved on before it is cleared.
-        waits_since = words[Word.WAITING_FOR_MEMORY]
-        now_ns = min(now_ns, waits_since) if waits_since else now_ns
-        may_sit = words[Word.STATE] in (JobState.BETWEEN, JobState.RUNNING_ON)
-        at_most_ns = PAUSE_NS if may_sit else now_ns
-        began = words[Word.BEGAN_NS]
-        return words[Word.ITERATIONS], busy + (min(max(0, now_ns - began), at_most_ns) if began else 0)
+        return used(self.words, now_ns)
 
     def address(self) -> int:
         """For the arena, which writes to it too. The page must then live as long as the process."""

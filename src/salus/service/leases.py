@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from salus.core import events as ev
 from salus.errors import RequestRejected
+from salus.protocol import messages as msg
 from salus.protocol.page import JobState, Word
 from salus.service.batons import Batons
 from salus.service.job import LiveJob
@@ -241,6 +242,16 @@ class Leases:
         core = self._live.scheduler.jobs.get(job.job_id)
         if core is not None and job.page is not None:
             job.page.words[Word.ATTAINED_NS] = min(int(core.attained_s * 1e9), MOST_COUNTED)
+            job.page.words[Word.NOTED_NS] = job.reported_ns
+
+    def share_counts(self, job: LiveJob) -> None:
+        """The launcher sees them too: it tells how much the job did if no service is there when the job ends."""
+        core = self._live.scheduler.jobs.get(job.job_id)
+        if job.launcher is not None and job.page is not None and core is not None:
+            self._note_time(job)
+            iterations = max(0, core.iterations_done - job.reported_iterations)
+            ran_ns = max(0, round(core.ran_s * 1e9) - job.reported_ns)
+            job.launcher.send(msg.Counting(iterations, ran_ns), (job.page_descriptor,))
 
 
 def _wake(event: int) -> None:

@@ -156,6 +156,7 @@ class Live:
     def _let_in(self, job: LiveJob, connection: Connection, asked: msg.Attach) -> None:
         self.open(connection, job, asked.arena)
         note_place(self.scheduler, job)
+        self.leases.share_counts(job)
         if job.link is not None:
             self.admit(job)
 

@@ -140,6 +140,7 @@ class Recovery:
             )
         )
         note_place(live.scheduler, job)
+        live.leases.share_counts(job)
         job.started_at = job.started_at or time.time()
         job.measured = True
         # With which share of the multiprocessors it runs is not known any more.

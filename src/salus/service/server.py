@@ -348,6 +348,7 @@ class Server:
         job = self._recoveries[self._live_of(message.job_id)].rejoin(connection, message)
         self._launchers[connection] = job
         connection.send(msg.Registered(job.job_id, job.token))
+        job.live.leases.share_counts(job)
 
     def _on_reattach(self, connection: Connection, message: msg.Reattach) -> None:
         if connection in self._workers:
