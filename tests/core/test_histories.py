@@ -26,7 +26,8 @@ EVERYTHING = (
     "arrive arrive arrive arrive ready ready idle run run run run run yields yields answer answer answer fails stuck "
     "timer wait leave want want measure utilize policy door door"
 ).split()
-WITHIN_FOOTPRINTS = [what for what in EVERYTHING if what not in ("want", "measure")]
+BY_PERSONS = [*EVERYTHING, "pause", "pause", "resume", "change"]
+WITHIN_FOOTPRINTS = [what for what in BY_PERSONS if what not in ("want", "measure")]
 NEEDS = st.tuples(st.integers(0, 12), st.integers(0, 14), st.integers(0, 2))
 NO_INTERNAL = st.tuples(st.integers(0, 12), st.integers(0, 14), st.just(0))
 
@@ -77,6 +78,12 @@ def play(world: World, history: History) -> None:
                 world.iterate(runner)
         elif job_id is None:
             continue
+        elif what == "pause":
+            world.pause(job_id)
+        elif what == "resume":
+            world.resume(job_id)
+        elif what == "change":
+            world.send(ev.JobChanged(job_id, weight=1 + which % 4, priority=which % 3))
         elif what == "stuck":
             world.send(ev.JobStuck(job_id, which % 2 == 0))
         elif what == "leave":
@@ -112,7 +119,7 @@ def check_work_conserving(world: World) -> None:
 
 
 @settings(max_examples=400, deadline=None)
-@given(histories(EVERYTHING), st.sampled_from(POLICIES), st.sampled_from([0.0, 0.02]), st.booleans())
+@given(histories(BY_PERSONS), st.sampled_from(POLICIES), st.sampled_from([0.0, 0.02]), st.booleans())
 def test_every_history_is_safe_and_every_accepted_job_finishes(history, policy, quantum_s, share):
     world = World(policy=policy, capacity=CAPACITY, quantum_s=quantum_s, share_between_users=share)
     play(world, history)
@@ -145,7 +152,7 @@ def test_no_two_jobs_displace_each_other_for_ever(seed):
 
 
 @settings(max_examples=200, deadline=None)
-@given(histories(EVERYTHING, NO_INTERNAL), st.sampled_from(POLICIES), st.sampled_from([0.0, 0.02]))
+@given(histories(BY_PERSONS, NO_INTERNAL), st.sampled_from(POLICIES), st.sampled_from([0.0, 0.02]))
 def test_jobs_that_are_idle_are_never_in_the_way_of_those_that_are_not(history, policy, quantum_s):
     # Internal memory is what an idle job cannot give up.
     world = World(policy=policy, capacity=CAPACITY, quantum_s=quantum_s)
@@ -154,7 +161,7 @@ def test_jobs_that_are_idle_are_never_in_the_way_of_those_that_are_not(history, 
 
 
 @settings(max_examples=200, deadline=None)
-@given(histories(EVERYTHING), st.sampled_from(POLICIES), st.sampled_from([0, 4 * GIB]))
+@given(histories(BY_PERSONS), st.sampled_from(POLICIES), st.sampled_from([0, 4 * GIB]))
 def test_without_or_with_little_host_memory_every_history_is_still_safe(history, policy, host_bytes):
     world = World(policy=policy, capacity=CAPACITY, host_bytes=host_bytes)
     play(world, history)
@@ -170,7 +177,7 @@ def test_without_paging_jobs_that_keep_to_their_footprint_all_finish(history, po
 
 
 @settings(max_examples=100, deadline=None)
-@given(histories(EVERYTHING), st.sampled_from(POLICIES))
+@given(histories(BY_PERSONS), st.sampled_from(POLICIES))
 def test_the_same_events_give_the_same_actions(history, policy):
     first, second = (World(policy=policy, capacity=CAPACITY, quantum_s=0.02) for _ in range(2))
     play(first, history)

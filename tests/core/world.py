@@ -46,6 +46,7 @@ class Place:
     stalled: bool = False
     promised: bool = False
     """It may run before the scheduler hears that the one before it has stopped."""
+    paused: bool = False
 
 
 @dataclass
@@ -119,6 +120,17 @@ class World:
         self.answers = deque(event for event in self.answers if getattr(event, "job_id", None) != job_id)
         place.on_gpu = False
         return self._expect_heir(heir, self.send(ev.JobLeft(job_id)))
+
+    def pause(self, job_id: str) -> list[act.Action]:
+        place = self.places[job_id]
+        place.paused = True
+        actions = self.send(ev.JobPaused(job_id))
+        assert not place.holds_lease or place.revoked or place.stalled, "a paused job goes on after its boundary"
+        return actions
+
+    def resume(self, job_id: str) -> list[act.Action]:
+        self.places[job_id].paused = False
+        return self.send(ev.JobResumed(job_id))
 
     def ask_for_context(self, job_id: str, wanted: bool = True) -> list[act.Action]:
         if not wanted:
@@ -203,7 +215,8 @@ class World:
     def drain(self, *, idle_to_the_end: bool = False, rounds: int = 3000) -> None:
         """Runs everybody to the end; fails if somebody never gets there.
 
-        With `idle_to_the_end`, idle jobs stay so until all the others are through: they must not be in the way.
+        With `idle_to_the_end`, idle and paused jobs stay so until all the others are through: they must not be in the
+        way.
         """
         left = dict.fromkeys(self.places, 2)
         for number in range(rounds):
@@ -212,11 +225,15 @@ class World:
             idle = [
                 job_id
                 for job_id, place in self.places.items()
-                if not self.scheduler.jobs[job_id].ready and not place.stalled
+                if not self.scheduler.jobs[job_id].ready
+                and not place.holds_lease
+                and (place.paused or not place.stalled)
             ]
             if not idle_to_the_end or len(idle) == len(self.places):
                 for job_id in idle:
                     self.send(ev.JobReady(job_id))
+                for job_id in [job_id for job_id, place in self.places.items() if place.paused]:
+                    self.resume(job_id)
             for job_id in self.running():
                 place = self.places[job_id]
                 if place.stalled or not place.holds_lease:
@@ -275,13 +292,13 @@ class World:
                 self.answers.append(ev.LaneReleased(lane_id))
             case act.AdmitJob(job_id, lane_id, needs):
                 place = self.places[job_id]
-                assert place.lane is None and lane_id in self.sizes
+                assert place.lane is None and lane_id in self.sizes and not place.paused
                 assert needs.ephemeral_bytes <= self.sizes[lane_id]
                 place.lane, place.footprint, place.on_gpu, place.started = lane_id, needs, True, True
                 place.context_bytes = 0
             case act.AllowContext(job_id):
                 place = self.places[job_id]
-                assert not place.started and not place.context_bytes
+                assert not place.started and not place.context_bytes and not place.paused
                 place.context_bytes = self.scheduler.jobs[job_id].footprint.internal_bytes
             case act.LeaveLane(job_id, lane_id):
                 place = self.places[job_id]
@@ -293,7 +310,9 @@ class World:
                 others = [other for other in self.places.values() if other.lane == lane_id and other.holds_lease]
                 assert place.lane == lane_id and not others, "two leases in one lane"
                 assert place.on_gpu and not place.stalled
-                assert self.scheduler.jobs[job_id].ready, "a lease for a job that is not ready"
+                # What was promised is kept.
+                assert self.scheduler.jobs[job_id].ready or place.promised, "a lease for a job that is not ready"
+                assert not place.paused or place.promised, "a lease for a job that is paused"
                 heirs = [other for other, p in self.places.items() if p.lane == lane_id and p.promised]
                 assert heirs in ([], [job_id]), f"{heirs} may run already"
                 place.holds_lease, place.promised = True, False
@@ -302,7 +321,7 @@ class World:
                 assert before.holds_lease and before.lane == place.lane == lane_id and not before.stalled
                 assert place.on_gpu and not place.holds_lease and not place.stalled
                 assert not any(p.promised for p in self.places.values() if p.lane == lane_id), "two heirs in one lane"
-                assert self.scheduler.jobs[job_id].ready
+                assert self.scheduler.jobs[job_id].ready and not place.paused
                 place.promised = True
             case act.WithdrawPromise(job_id, _):
                 if job_id in self.places:
@@ -347,7 +366,8 @@ class World:
             place = self.places[job_id]
             assert place.holds_lease == job.holds, job_id
             assert place.promised == (job.lease is Lease.PROMISED), job_id
-            assert not place.holds_lease or job.ready, f"{job_id} holds a lease and is not ready"
+            assert not place.holds_lease or job.asks, f"{job_id} holds a lease and is not ready"
             assert place.lane == job.lane, job_id
+            assert place.paused == job.paused, job_id
             if job.lane is not None and not self.share_between_users:
                 assert self.owners[job.lane] == job.spec.owner, f"{job_id} is in a lane of another user"

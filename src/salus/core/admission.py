@@ -26,6 +26,7 @@ class WaitReason(Enum):
     TURN = "turn"
     SHARE = "share"
     IDLE = "idle"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,9 @@ def why_refused(footprint: Footprint, config: GpuConfig) -> str | None:
 
 def explain(st: State, job: Job) -> Waiting | None:
     """Why the job does not run; None if it does."""
+    if job.paused:
+        ends = "; it stops at its next boundary" if job.holds else ""
+        return Waiting(WaitReason.PAUSED, f"paused{ends}")
     if job.wanted is not None and (job.stalled or not job.holds):
         more = job.wanted.total_bytes - job.footprint.total_bytes
         return Waiting(WaitReason.GROWTH, f"waits for {format_bytes(more)} more memory")

@@ -81,7 +81,7 @@ def settle(st: State) -> None:
     if st.room_for is not None or st.lanes.coming_bytes or not st.paging_allowed:
         return
     there = _there(st)
-    for job in list(st.at_the_door.values()):
+    for job in [job for job in st.at_the_door.values() if not job.paused]:
         more = there.joined_by(job)
         if job.footprint.internal_bytes <= st.lanes.free_bytes and more.fits(st):
             there = more

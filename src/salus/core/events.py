@@ -17,6 +17,8 @@ from salus.core.policies.base import Policy
 @dataclass(frozen=True, slots=True)
 class JobArrived:
     job: JobSpec
+    paused: bool = False
+    """It was paused before a restart of the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class JobReturned:
     """For how long it ran."""
     gpu_time_s: float = 0.0
     """And how much of the GPU's time was its own."""
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,30 @@ class JobStuck:
 
 
 @dataclass(frozen=True, slots=True)
+class JobChanged:
+    """From now on the job has this weight and this priority."""
+
+    job_id: JobId
+    weight: float
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobPaused:
+    """A person paused the job. A lease it holds ends at its next boundary, and it gets none until `JobResumed`.
+
+    Meanwhile the job counts as idle: others may have its memory.
+    """
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class JobResumed:
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class JobLeft:
     """The job ended or died, and its own memory is gone from the GPU."""
 
@@ -201,6 +228,9 @@ Event = (
     | UtilizationMeasured
     | MemoryWanted
     | JobStuck
+    | JobChanged
+    | JobPaused
+    | JobResumed
     | JobLeft
     | PageOutFinished
     | PageOutFailed

@@ -68,7 +68,7 @@ def grow(st: State) -> bool:
             # It would take from others what they run in, and not be able to run itself before they end.
             waits = False
         elif _growth_bytes(st.lanes, job, wanted) > st.lanes.free_bytes:
-            waits = _make_room_to_grow(st, job, wanted)
+            waits = not _can_do_without(job, wanted) and _make_room_to_grow(st, job, wanted)
         else:
             if not _leaves_no_lane(st, job, wanted):
                 _allow_growth(st, job, wanted)
@@ -76,6 +76,11 @@ def grow(st: State) -> bool:
         if waits:
             return False
     return True
+
+
+def _can_do_without(job: Job, wanted: Footprint) -> bool:
+    """It is paused between iterations. Nobody is displaced for it, but for what the driver took for it already."""
+    return job.paused and not job.stalled and wanted.internal_bytes <= job.footprint.internal_bytes
 
 
 def _make_room_to_grow(st: State, job: Job, wanted: Footprint) -> bool:
@@ -179,8 +184,8 @@ def _can_go_on(st: State, other: Job, stalled: Job) -> bool:
     """Whether the other job may yet free memory by itself while this one stalls."""
     if other is stalled or other.wanted is not None:
         return False
-    if other.phase is Phase.PAGING_IN:
-        return True
+    if other.phase is Phase.PAGING_IN or other.paused:
+        return True  # a person who paused it will resume or cancel it; nobody dies of a pause meanwhile
     if not other.ready or other.lane is None:
         return False
     holder = st.leases[other.lane].holder

@@ -51,6 +51,20 @@ def stop_competing(st: State, job: Job) -> None:
         st.policy.on_resting(job)
 
 
+def newcomer_since(st: State, job: Job) -> float | None:
+    return None if job.lane is None else st.leases[job.lane].newcomers.get(job.job_id)
+
+
+def set_newcomer(st: State, job: Job, since: float | None) -> None:
+    """A job that left the order of its lane for a moment is as new there as it was before."""
+    if job.lane is None:
+        return
+    newcomers = st.leases[job.lane].newcomers
+    newcomers.pop(job.job_id, None)
+    if since is not None:
+        newcomers[job.job_id] = since
+
+
 def join(st: State, lane: LaneLeases) -> None:
     """A job comes to the lane. From now on it is shared anew."""
     lane.joined_at = st.now
@@ -153,7 +167,8 @@ def settle(st: State) -> None:
             next_one = heir or wanted
             if next_one is not None:
                 _grant(st, lane_id, lane, next_one)
-            if heir is not None and heir.lease is Lease.HELD and (heir is not wanted or heir.job_id in st.vacating):
+            stays = heir is wanted and not (heir and (heir.paused or heir.job_id in st.vacating))
+            if heir is not None and heir.lease is Lease.HELD and not stays:
                 # It was promised before that was known.
                 _revoke_in_time(st, lane, heir, wanted)
         elif wanted is not lane.holder and lane.holder.lease is Lease.HELD and not lane.holder.stalled:
@@ -219,7 +234,7 @@ def _weight_in(lane: LaneLeases, job: Job) -> float:
 
 def _revoke_in_time(st: State, lane: LaneLeases, holder: Job, wanted: Job | None) -> None:
     over_at = holder.granted_at + _lasts_s(st, lane, holder, wanted)
-    if st.now + ROUNDING_S >= over_at or holder.job_id in st.vacating:
+    if st.now + ROUNDING_S >= over_at or holder.paused or holder.job_id in st.vacating:
         _revoke(st, holder)
     else:
         st.wake_at(over_at)

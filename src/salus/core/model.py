@@ -156,8 +156,10 @@ class Job:
     phase: Phase = Phase.WAITING
     lane: LaneId | None = None
     lease: Lease = Lease.NONE
-    ready: bool = False
-    """Wants to run an iteration now."""
+    asks: bool = False
+    """Its process wants to run an iteration now."""
+    paused: bool = False
+    """A person stopped it. Until it is resumed it counts as idle, whatever its process asks for."""
 
     since: float = 0.0
     """When the present phase began."""
@@ -208,6 +210,11 @@ class Job:
     @property
     def job_id(self) -> JobId:
         return self.spec.job_id
+
+    @property
+    def ready(self) -> bool:
+        """Would run an iteration now."""
+        return self.asks and not self.paused
 
     @property
     def competing(self) -> bool:

@@ -43,7 +43,7 @@ def dequeue(st: State, job: Job) -> None:
 
 def wants_in(job: Job) -> bool:
     """A job that was displaced queues again when it wants to run; an idle one would only be displaced again."""
-    return job.ready or job.phase is Phase.WAITING
+    return job.ready or (job.phase is Phase.WAITING and not job.paused)
 
 
 # Leaving

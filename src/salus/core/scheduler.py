@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from salus.core import admission, contexts, growth, leases, memory, room, snapshot
+from salus.core import admission, changes, contexts, growth, leases, memory, room, snapshot
 from salus.core import events as ev
 from salus.core.actions import AcceptJob, Action, AllowGrowth, RefuseJob, SetTimer
 from salus.core.lanes import Lane
@@ -41,6 +41,9 @@ class Scheduler:
             ev.UtilizationMeasured: self._on_utilization_measured,
             ev.MemoryWanted: self._on_memory_wanted,
             ev.JobStuck: self._on_job_stuck,
+            ev.JobChanged: self._on_job_changed,
+            ev.JobPaused: self._on_job_paused,
+            ev.JobResumed: self._on_job_resumed,
             ev.JobLeft: self._on_job_left,
             ev.PageOutFinished: self._on_page_out_finished,
             ev.PageOutFailed: self._on_page_out_failed,
@@ -156,6 +159,7 @@ class Scheduler:
             utilization=spec.utilization,
             since=st.now,
             idle_since=st.now,
+            paused=event.paused,
         )
         st.tell(job, "JobArrived")
         # In this order: a policy that fails here leaves nothing behind.
@@ -178,7 +182,8 @@ class Scheduler:
             utilization=spec.utilization,
             since=st.now,
             idle_since=st.now,
-            ready=event.ready or event.holds,
+            asks=event.ready or event.holds,
+            paused=event.paused,
             iterations_done=event.iterations,
             attained_s=event.gpu_time_s,
             ran_s=event.ran_s,
@@ -198,8 +203,8 @@ class Scheduler:
 
     def _on_job_ready(self, event: ev.JobReady) -> None:
         job = self._job(event.job_id, event)
-        if not job.ready:
-            job.ready = True
+        if not job.asks:
+            job.asks = True
             self._state.policy.on_ready(job)
             if job.phase in QUEUED_PHASES:
                 room.enqueue(self._state, job)
@@ -209,8 +214,8 @@ class Scheduler:
         st, job = self._state, self._job(event.job_id, event)
         if job.stalled:
             raise RequestRejected(f"job {job.job_id} waits for memory in the middle of an iteration; it cannot be idle")
-        if job.ready:
-            job.ready = False
+        if job.asks:
+            job.asks = False
             job.idle_since = st.now
         leases.stop_competing(st, job)
         if job.phase is Phase.RESIDENT:
@@ -282,6 +287,15 @@ class Scheduler:
         job = self._job(event.job_id, event)
         if job.holds:
             leases.set_stuck(self._state, job, event.stuck)
+
+    def _on_job_changed(self, event: ev.JobChanged) -> None:
+        changes.change(self._state, self._job(event.job_id, event), event.weight, event.priority)
+
+    def _on_job_paused(self, event: ev.JobPaused) -> None:
+        changes.pause(self._state, self._job(event.job_id, event))
+
+    def _on_job_resumed(self, event: ev.JobResumed) -> None:
+        changes.resume(self._state, self._job(event.job_id, event))
 
     def _on_job_left(self, event: ev.JobLeft) -> None:
         self._forget(self._job(event.job_id, event))
@@ -385,7 +399,9 @@ class Scheduler:
             grows = job.wanted is not None
             _require(grows == (job in st.growing), f"job {job.job_id} wants more and is not listed, or is", job)
             _require(grows or not job.stalled, f"job {job.job_id} stalls and wants nothing", job)
-            _require(job.ready or job.lease is Lease.NONE, f"job {job.job_id} holds a lease and is not ready", job)
+            _require(job.asks or job.lease is Lease.NONE, f"job {job.job_id} holds a lease and is not ready", job)
+            goes_on = job.paused and job.lease is Lease.HELD and not (job.stalled or st.recovering)
+            _require(not goes_on, f"job {job.job_id} is paused, and its lease was not revoked", job)
             waits = job.phase is Phase.WAITING
             _require(waits or not job.context_bytes, f"job {job.job_id} has memory, and a context besides", job)
             outside = job.job_id not in st.at_the_door or (waits and not job.context_bytes)

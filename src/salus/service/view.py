@@ -101,6 +101,8 @@ def _state(job: LiveJob, core: Job | None) -> str:
         return "returning"
     if core is None:
         return "cancelled" if job.cancelled else "done" if job.exit_code == 0 else "failed"
+    if core.paused:
+        return "pausing" if core.holds else "paused"
     if core.phase is not Phase.RESIDENT:
         return str(core.phase.value)
     if core.holds:

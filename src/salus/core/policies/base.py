@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from salus.core.model import Job
+from salus.core.model import Job, JobSpec
 from salus.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -137,6 +137,10 @@ class Policy:
         """The job went idle, left its lane or ended: it no longer competes."""
 
     def on_served(self, job: Job, gpu_time_s: float, iterations: int) -> None: ...
+
+    def on_changed(self, job: Job, before: JobSpec) -> None:
+        """The job was given another weight or priority. It does not compete at this moment; its keys are asked for
+        again after this."""
 
     def on_left(self, job: Job) -> None: ...
 

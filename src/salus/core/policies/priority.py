@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from salus.core.model import Job
+from salus.core.model import Job, JobSpec
 from salus.core.policies.base import Moment
 from salus.core.policies.fair import Fair
 
@@ -39,6 +39,12 @@ class Priority(Fair):
     def choose(self, firsts: Sequence[Job], moment: Moment) -> Iterable[Job]:
         top = max(map(self._level, firsts), default=0)
         return super().choose([job for job in firsts if self._level(job) == top], moment)
+
+    def on_changed(self, job: Job, before: JobSpec) -> None:
+        """On its new level it is as far ahead of the others as it was on the old one: changing gains nothing."""
+        if job.spec.priority != before.priority:
+            ahead = max(0.0, self._marks[job.job_id] - self._floors[before.priority])
+            self._marks[job.job_id] = self._came_at[job.job_id] = self._floor(job) + ahead
 
     def _level(self, job: Job) -> int:
         return job.spec.priority
