@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "adaptors": {"adaptors", "client", "errors"},
     "config": {"config", "errors", "units", "paths", "plugins"},
     "service": {
+        "names",
         "service",
         "protocol",
         "core",
@@ -70,6 +71,7 @@ MAY_IMPORT = {
     },
     "cli": {
         "cli",
+        "names",
         "config",
         "bench",
         "simulate",

@@ -40,6 +40,7 @@ _ADDED = {
     "worker_began": "INTEGER NOT NULL DEFAULT 0",
     # By this alone a job is let back into its lane after a restart: whose memory that is, no job says for itself.
     "lane": "INTEGER",
+    "paused_by": "INTEGER",
 }
 """Columns that a file of an older version lacks."""
 _SCHEMA = f"""
@@ -79,6 +80,8 @@ class SavedJob:
     """On which it was placed."""
     lane: int | None
     """Which of that device's lanes it was in."""
+    paused_by: int | None = None
+    """The user who paused it; None: it is not paused."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,14 @@ class Registry:
             int(row["id"]),
         )
 
+    def change(self, job_id: str, asked: Register) -> None:
+        """What is asked of the job is something else from now on."""
+        self._write("UPDATE jobs SET asked = ? WHERE job_id = ?", json.dumps(asdict(asked)), int(job_id))
+
+    def pause(self, job_id: str, by_uid: int | None) -> None:
+        """None: it was resumed."""
+        self._write("UPDATE jobs SET paused_by = ? WHERE job_id = ?", by_uid, int(job_id))
+
     def release(self, job_id: str) -> None:
         """It goes on without a service, and will not come back to one."""
         self._write("UPDATE jobs SET released = 1 WHERE job_id = ?", int(job_id))
@@ -180,7 +191,7 @@ class Registry:
     def running(self) -> list[SavedJob]:
         """Those of the service before us, which was killed."""
         rows = self._db.execute(
-            "SELECT job_id, token, uid, asked, submitted_at, launcher, worker, device, lane FROM jobs "
+            "SELECT job_id, token, uid, asked, submitted_at, launcher, worker, device, lane, paused_by FROM jobs "
             "WHERE finished_at IS NULL AND NOT released AND socket = ? ORDER BY job_id",
             (self._socket,),
         )

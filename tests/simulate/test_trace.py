@@ -151,3 +151,37 @@ def test_a_bad_profile_is_named_the_same_way(tmp_path, text, complaint):
     with pytest.raises(TraceError) as caught:
         read_profile(path)
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            GOOD.replace("job_id,", "job_id,wieght,", 1).replace("\na,", "\na,2,"),
+            "column 'wieght' is not known; known are: job_id",
+        ),
+        ("job_id,submit_time,model_name,duration,itervals\na,0,vgg19,10,3\n", "column 'itervals' is not known"),
+        ("job_id,submit_time,model_name,duration,persistant\na,0,vgg19,10,3\n", "column 'persistant' is not known"),
+    ],
+)
+def test_an_unknown_column_is_named_together_with_the_known_ones(tmp_path, text, complaint):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path, capacity_bytes=64 * 10**9)
+    assert f"trace.csv:1: {complaint}" in str(caught.value)
+    assert "submit_time" in str(caught.value)
+
+
+def test_an_unknown_column_of_a_profile_is_an_error_too(tmp_path):
+    path = tmp_path / "profile.csv"
+    path.write_text("workload,persistent_mb,ephemeral_mb,utilisation\nvgg19_5,1,2,0.5\n")
+    with pytest.raises(TraceError, match="column 'utilisation' is not known; known are: workload"):
+        read_profile(path)
+
+
+def test_columns_of_public_cluster_traces_that_mean_nothing_here_are_passed_over(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("job_id,user,num_gpu,submit_time,iterations,model_name,duration,interval\na,me,1,0,5,vgg19,10,30\n")
+    (job,) = read_trace(path, capacity_bytes=64 * 10**9)
+    assert job.iterations == 5

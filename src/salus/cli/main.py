@@ -13,14 +13,17 @@ import typer
 from salus import __version__
 from salus.cli import (
     bench,
+    change,
     clean,
     config,
     demo,
     doctor,
     hook,
     jobs,
+    logs,
     marks,
     policy,
+    ps,
     replay,
     run,
     serve,
@@ -48,11 +51,13 @@ for launcher in (run.run, run.submit):
     # What comes after the first word of the job's command belongs to that command.
     app.command(context_settings={"allow_interspersed_args": False})(launcher)
 for command in (
-    jobs.ps,
+    ps.ps,
     top.top,
-    jobs.logs,
+    logs.logs,
     jobs.wait,
     jobs.cancel,
+    change.pause,
+    change.resume,
     policy.policy,
     serve.serve,
     doctor.doctor,
@@ -64,6 +69,7 @@ for command in (
     clean.clean,
 ):
     app.command()(command)
+app.command("set")(change.set_)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 

@@ -20,13 +20,11 @@ from salus.config.schema import GRACE, IF_NO_SERVICE, TIME_LIMIT
 from salus.core.model import HEAVIEST, LIGHTEST
 from salus.errors import RequestRejected
 from salus.interpreter import python_command
+from salus.names import LONGEST_NAME, check_job_name
 from salus.paths import make_private, state_dir, take_over
 from salus.processes import APART
 from salus.protocol.messages import MOST, Register
 from salus.units import parse_bytes, parse_duration
-
-LONGEST_NAME = 200
-"""In characters: more are not shown."""
 
 Command = Annotated[
     list[str], typer.Argument(metavar="COMMAND [ARGS]...", help="The command, unchanged, with options of its own.")
@@ -155,7 +153,7 @@ def _ask(
             f"--weight: {weight} is out of range; expected a number from {LIGHTEST:g} to {HEAVIEST:g}"
         )
     return Register(
-        name=_checked(name) if name is not None else _name(command),
+        name=check_job_name(name) if name is not None else _name(command),
         command=command,
         directory=_directory(),
         priority=priority,
@@ -182,16 +180,6 @@ def _directory() -> str:
 def _with_end(asked: Register, settings: Settings) -> Register:
     """And when the job is to end at the latest, and how."""
     return replace(asked, time_limit_s=settings[TIME_LIMIT] or None, grace_s=settings[GRACE])
-
-
-def _checked(name: str) -> str:
-    if not name.strip():
-        raise RequestRejected("--name: it is empty; leave it out to call the job by its script")
-    if not name.isprintable():
-        raise RequestRejected(f"--name: {name!r:.60} has characters that do not print; write letters, digits, signs")
-    if len(name) > LONGEST_NAME:
-        raise RequestRejected(f"--name: {len(name)} characters are too many; write at most {LONGEST_NAME}")
-    return name
 
 
 def _name(command: list[str]) -> str:

@@ -203,7 +203,8 @@ ON_STOP = Setting(
 LINGER = Setting(
     "service.linger",
     SWITCH,
-    "End a second after the last job has, as a service does that salus run starts.",
+    "End a second after the last job has, or after ten seconds if none comes; without it, serve until stopped. "
+    "The service that salus run starts by itself does so.",
     "false",
 )
 JOURNAL_SIZE = Setting(

@@ -168,6 +168,26 @@ class CancelJob:
 
 
 @dataclass(frozen=True)
+class SetJob:
+    """Changes a job while it runs. None: this stays as it is."""
+
+    job_id: str
+    name: str | None = None
+    weight: float | None = None
+    priority: int | None = None
+
+
+@dataclass(frozen=True)
+class PauseJob:
+    job_id: str
+
+
+@dataclass(frozen=True)
+class ResumeJob:
+    job_id: str
+
+
+@dataclass(frozen=True)
 class AwaitJob:
     """Answered with `Ended` when the job has ended."""
 
@@ -317,6 +337,9 @@ FROM_CLIENT = (
     ListJobs,
     GetStatus,
     CancelJob,
+    SetJob,
+    PauseJob,
+    ResumeJob,
     AwaitJob,
     SetPolicy,
     Stop,

@@ -104,6 +104,8 @@ class LiveJob:
     finished_at: float | None = None
     exit_code: int | None = None
     cancelled: bool = False
+    paused_by: int | None = None
+    """The user who paused it; None: it is not paused."""
     last_queued: msg.Queued | None = None
     final: dict[str, Any] = field(default_factory=dict)
     waiters: list[Connection] = field(default_factory=list)

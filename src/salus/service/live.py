@@ -167,14 +167,14 @@ class Live:
         job.at_the_door = connection, asked
         self.handle(ev.ContextWanted(job.job_id))
         core = self.scheduler.jobs[job.job_id]
-        if core.phase is Phase.WAITING and not core.context_bytes and not core.ready:
+        if core.phase is Phase.WAITING and not core.context_bytes and not core.asks:
             # There is no room for that yet. Others may have to make some.
             self.handle(ev.JobReady(job.job_id))
 
     def _open_the_door_soon(self, job: LiveJob, answers: list[ev.Event]) -> None:
         if job.at_the_door is None:
             return
-        if self.scheduler.jobs[job.job_id].ready:
+        if self.scheduler.jobs[job.job_id].asks:
             # It wanted memory. A lease it will ask for when it has loaded its model.
             answers.append(ev.JobIdled(job.job_id))
         self._loop.call_soon(self._open_the_door, job)
@@ -196,7 +196,7 @@ class Live:
             self.end(job, None)
             return
         self.handle(ev.ContextWanted(job.job_id, False))
-        if self.scheduler.jobs[job.job_id].ready:
+        if self.scheduler.jobs[job.job_id].asks:
             self.handle(ev.JobIdled(job.job_id))
 
     def open(
@@ -243,7 +243,7 @@ class Live:
     def arrive_again(self, job: LiveJob) -> None:
         """It has nothing on the device, as far as is known."""
         job.returning = False
-        actions = self.decide(ev.JobArrived(self.sizes.spec(job)))
+        actions = self.decide(ev.JobArrived(self.sizes.spec(job), paused=job.paused_by is not None))
         if any(isinstance(action, act.RefuseJob) for action in actions):
             # The service was started again for less than it needs.
             log.warning("job %s (%s) does not fit any more", job.job_id, job.asked.name)

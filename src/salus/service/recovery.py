@@ -67,7 +67,7 @@ class Recovery:
             key = command_key(saved.asked.command, saved.asked.directory)
             job = LiveJob(saved.job_id, saved.token, saved.uid, saved.asked, key, saved.submitted_at, None, live)
             job.returning, job.waited_for, job.had_worker = True, saved.worker or saved.launcher, saved.worker > 0
-            job.launched_by, job.recorded_lane = saved.launcher, saved.lane
+            job.launched_by, job.recorded_lane, job.paused_by = saved.launcher, saved.lane, saved.paused_by
             live.jobs[job.job_id] = job
         if live.jobs:
             log.info("waits for %d jobs from before to come back", len(live.jobs))
@@ -137,6 +137,7 @@ class Recovery:
                 iterations=job.reported_iterations,
                 ran_s=job.reported_ns / 1e9,
                 gpu_time_s=min(max(0, asked.attained_ns), job.reported_ns) / 1e9,
+                paused=job.paused_by is not None,
             )
         )
         note_place(live.scheduler, job)

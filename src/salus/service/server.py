@@ -32,6 +32,7 @@ from salus.protocol.errors import NoSuchJob, NotLetIn, to_message, version_misma
 from salus.registry import FILE, Record, Registry, SavedJob
 from salus.service.access import NOBODY_ELSE, Access
 from salus.service.address import Address
+from salus.service.changes import Changes
 from salus.service.connection import Connection
 from salus.service.devices import Device, allowed
 from salus.service.gpu import Gpu, Nvml
@@ -107,6 +108,7 @@ class Server:
         self._journals: dict[Journal, Scheduler] = {}
         self._lives = [self._make_live(device, journal_folder) for device in options.devices]
         self._recoveries = {live: Recovery(live) for live in self._lives}
+        self._changes = Changes(self._registry, self._may_change)
         self._answers: dict[type, Callable[[Connection, Any], None]] = {
             msg.Hello: self._on_hello,
             msg.Register: self._on_register,
@@ -121,6 +123,9 @@ class Server:
             msg.ListJobs: self._on_list_jobs,
             msg.GetStatus: self._on_get_status,
             msg.CancelJob: self._on_cancel_job,
+            msg.SetJob: self._changes.on_set_job,
+            msg.PauseJob: self._changes.on_pause_job,
+            msg.ResumeJob: self._changes.on_resume_job,
             msg.AwaitJob: self._on_await_job,
             msg.SetPolicy: self._on_set_policy,
             msg.Stop: self._on_stop,
@@ -409,18 +414,23 @@ class Server:
         connection.send(msg.Status(together(found)))
 
     def _on_cancel_job(self, connection: Connection, message: msg.CancelJob) -> None:
-        job = self._job(connection, message.job_id)
+        job = self._may_change(connection, message.job_id, "end")
+        job.live.cancelling.cancel(job, message.force)
+        connection.send(msg.Done(f"job {job.job_id} was {'killed' if message.force else 'told to end'}"))
+
+    def _may_change(self, connection: Connection, job_id: str, what: str) -> LiveJob:
+        """The job, if this service looks after it and the user may do this to it."""
+        job = self._job(connection, job_id)
         if isinstance(job, Record) and job.goes_on:
             raise RequestRejected(
-                f"job {message.job_id} goes on without a service, since the one that it was started with has ended; "
+                f"job {job_id} goes on without a service, since the one that it was started with has ended; "
                 f"kill {job.launcher or job.worker} ends it"
             )
         if isinstance(job, Record) or job.finished_at is not None:
-            raise RequestRejected(f"job {message.job_id} has ended already")
+            raise RequestRejected(f"job {job_id} has ended already")
         if job.uid != connection.uid and not self._is_administrator(connection):
-            raise RequestRejected(f"job {job.job_id} is another user's; only they and who runs the service can end it")
-        job.live.cancelling.cancel(job, message.force)
-        connection.send(msg.Done(f"job {job.job_id} was {'killed' if message.force else 'told to end'}"))
+            raise RequestRejected(f"job {job_id} is another user's; only its owner and the administrator can {what} it")
+        return job
 
     def _on_await_job(self, connection: Connection, message: msg.AwaitJob) -> None:
         job = self._job(connection, message.job_id)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pwd
 from typing import Any
 
-from salus.core.admission import Waiting
+from salus.core.admission import Waiting, WaitReason
 from salus.core.model import Job, Phase
 from salus.core.scheduler import Scheduler
+from salus.names import user_name
 from salus.protocol.page import Word
 from salus.service.job import LiveJob
 
@@ -30,7 +30,7 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": job.job_id,
         "name": _shown(job.asked.name),
-        "user": _user_name(job.uid),
+        "user": user_name(job.uid),
         "state": _state(job, core),
         "wait_reason": _reason(job, core, why),
         "position": why.position if why is not None else None,
@@ -39,6 +39,7 @@ def describe(scheduler: Scheduler, job: LiveJob) -> dict[str, Any]:
         "lane": core.lane if core is not None else None,
         "priority": job.asked.priority,
         "weight": job.asked.weight,
+        "paused_by": None if job.paused_by is None else user_name(job.paused_by),
         "iterations": core.iterations_done if core is not None else 0,
         "gpu_time_s": core.attained_s if core is not None else 0.0,
         "ran_s": core.ran_s if core is not None else 0.0,
@@ -115,6 +116,9 @@ def _state(job: LiveJob, core: Job | None) -> str:
 def _reason(job: LiveJob, core: Job | None, why: Waiting | None) -> str | None:
     if core is not None and core.stuck:
         return f"has passed no boundary for long; salus cancel {job.job_id} ends it"
+    if why is not None and why.reason is WaitReason.PAUSED and job.paused_by is not None:
+        by = why.text.replace("paused", f"paused by {user_name(job.paused_by)}", 1)
+        return f"{by}; salus resume {job.job_id} continues it"
     if why is not None:
         return why.text
     return None if job.fault is None else _shown(job.fault)
@@ -123,10 +127,3 @@ def _reason(job: LiveJob, core: Job | None, why: Waiting | None) -> str | None:
 def _shown(text: str) -> str:
     """In any terminal, also another user's: what a client of somebody's own making registered may hold anything."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:MOST_LETTERS])
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

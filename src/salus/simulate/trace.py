@@ -22,6 +22,17 @@ from salus.errors import RequestRejected
 from salus.simulate.workloads import CATALOGUE, Workload, pick_workload
 from salus.units import format_bytes, parse_bytes, parse_duration
 
+OWN_COLUMNS = (
+    "job_id", "submit_time", "duration", "iterations", "iteration_time", "persistent", "ephemeral", "internal",
+    "utilization", "weight", "priority", "name", "num_gpu",
+)  # fmt: skip
+CLUSTER_COLUMNS = (
+    "job_id", "submit_time", "duration", "iterations", "iteration_time", "model_name", "num_gpu", "utilization",
+    "weight", "priority",
+)  # fmt: skip
+WITHOUT_MEANING = ("interval", "user", "expect_time_list", "expect_value_list", "best_effort", "job_type")
+"""Columns of public cluster traces that say nothing about what is simulated. They are passed over."""
+PROFILE_COLUMNS = ("workload", "persistent_mb", "ephemeral_mb", "utilization")
 DEFAULT_ITERATION_S = 0.25
 """Where a trace gives a duration and no iterations."""
 
@@ -105,6 +116,10 @@ def read_trace(
     needed = ["job_id", "submit_time"]
     needed += ["model_name"] if by_model else ["persistent", "ephemeral"]
     _require_columns(path, columns, needed)
+    if by_model:
+        _refuse_unknown(path, columns, CLUSTER_COLUMNS, WITHOUT_MEANING)
+    else:
+        _refuse_unknown(path, columns, OWN_COLUMNS)
     if "duration" not in columns and not {"iterations", "iteration_time"} <= set(columns):
         raise TraceError(f"{path}: column duration is missing; expected it, or both iterations and iteration_time")
     workloads = CATALOGUE if profile is None else profile
@@ -130,6 +145,7 @@ def read_profile(path: Path) -> dict[str, Workload]:
     """Workloads by name: what each needs in memory, as it was measured."""
     columns, rows = _read_csv(path, "a profile")
     _require_columns(path, columns, ["workload", "persistent_mb", "ephemeral_mb"])
+    _refuse_unknown(path, columns, PROFILE_COLUMNS)
     profile: dict[str, Workload] = {}
     for row in rows:
         name = row.get("workload", _text)
@@ -265,6 +281,13 @@ def _require_columns(path: Path, columns: list[str], needed: list[str]) -> None:
             raise TraceError(
                 f"{path}:1: column {column} is missing; expected {', '.join(needed)}; found {', '.join(columns)}"
             )
+
+
+def _refuse_unknown(path: Path, columns: list[str], known: tuple[str, ...], passed_over: tuple[str, ...] = ()) -> None:
+    """A misspelled column would silently mean nothing."""
+    for column in columns:
+        if column not in (*known, *passed_over):
+            raise TraceError(f"{path}:1: column {column!r} is not known; known are: {', '.join(known)}")
 
 
 def _number(text: str, expected: str, good: Callable[[float], bool]) -> float:
