@@ -70,7 +70,7 @@ def test_wait_for_several_ends_with_the_status_of_the_first_that_failed(serve):
 def test_wait_all_waits_for_what_runs(serve):
     service = serve()
     assert service.salus("wait", "--all").returncode == 0
-    submit(service, "bad", "sh", "-c", "sleep 1; exit 3")
+    submit(service, "bad", "sh", "-c", "sleep 10; exit 3")
     submit(service, "good", "sleep", "1")
     assert service.salus("wait", "--all").returncode == 3
     assert not service.jobs(everything=False)
