@@ -9,10 +9,11 @@ import os
 import stat
 from pathlib import Path
 
+from salus import machine
 from salus.errors import RequestRejected
 
 LONGEST_SOCKET_BYTES = 107
-OURS = ("service", "mps", "journal", "output", "history.sqlite", "jobs.sqlite")
+OURS = ("service", "mps", "journal", "output", "history.sqlite", "jobs.sqlite", "kept-")
 """How everything begins that is in our folders. A service for several users opens the one of its socket."""
 
 
@@ -35,8 +36,15 @@ def state_dir() -> Path:
 
 
 def socket_path() -> Path:
+    """Of the service that commands use: $SALUS_SOCKET, else the machine-wide one if it is there, else the own one."""
     given = os.environ.get("SALUS_SOCKET")
-    return Path(given).absolute() if given else runtime_dir() / "service.sock"
+    if given:
+        return Path(given).absolute()
+    return machine.socket_path() if machine.is_used() else own_socket_path()
+
+
+def own_socket_path() -> Path:
+    return runtime_dir() / "service.sock"
 
 
 def config_path() -> Path:
@@ -48,13 +56,8 @@ def config_path() -> Path:
     return Path(base) / "salus" / "config.toml"
 
 
-def machine_config_dir() -> Path:
-    """For what an administrator sets. The variable is for tests and packagers, as are the others of SALUS_SYSTEM_."""
-    return Path(os.environ.get("SALUS_SYSTEM_CONFIG_DIR") or "/etc/salus").absolute()
-
-
 def machine_config_path() -> Path:
-    return machine_config_dir() / "config.toml"
+    return machine.config_dir() / "config.toml"
 
 
 def lock_path(socket: Path) -> Path:
@@ -124,7 +127,9 @@ def make_private(folder: Path, setting: str) -> Path:
 def prepare_for_socket(path: Path) -> bool:
     """The folder that the socket goes to. Whether nobody has anything else in it."""
     check_socket(path)
-    if path.parent == runtime_dir():
+    if path == machine.socket_path():
+        machine.prepare_runtime_dir()
+    elif path.parent == runtime_dir():
         take_over(path.parent, "SALUS_RUNTIME_DIR")
     elif not path.parent.exists():
         make_private(path.parent, "SALUS_SOCKET")

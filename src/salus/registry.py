@@ -15,6 +15,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from salus.protocol.messages import Register
 log = logging.getLogger(__name__)
 
 FILE = "jobs.sqlite"
+KEPT_FILES = "kept-*.sqlite"
+"""See `salus.records`."""
 OPEN_S = 5.0
 FORGET_S = 90 * 86400.0
 KEPT = 1000
@@ -112,11 +115,27 @@ class Output:
     """As far as is known here: on another machine that shares the folder it may."""
 
 
+class Numbers(Enum):
+    """Which ids a list gives out. A service for several users has those that end in 0, a user's own the others.
+
+    So no job of the one has the id of a job of the other, though neither knows what the other gives out.
+    """
+
+    OWN = "last + 1 + (last % 10 = 9)"
+    SHARED = "(last / 10 + 1) * 10"
+
+
 class Registry:
-    def __init__(self, path: Path, socket: str = "", *, busy_s: float = 5.0) -> None:
+    def __init__(
+        self, path: Path, socket: str | None = "", *, numbers: Numbers = Numbers.OWN, busy_s: float = 5.0
+    ) -> None:
+        """`socket`: of the service whose running jobs these are; None: those of any service."""
         # A state directory may be one for several machines.
-        self._socket = f"{os.uname().nodename}:{socket}"
-        with _usable(path):
+        self._socket = f"{os.uname().nodename}:{socket or ''}"
+        self._of_any_service = socket is None
+        self._numbers = numbers
+        self.path = path
+        with usable(path):
             self._db = sqlite3.connect(path, isolation_level=None, timeout=OPEN_S)
             self._prepare()
             self._db.execute(f"PRAGMA busy_timeout={int(busy_s * 1000)}")
@@ -148,13 +167,28 @@ class Registry:
         """Its id, which no job before it had."""
         try:
             cursor = self._db.execute(
-                "INSERT INTO jobs (token, uid, asked, submitted_at, launcher, launcher_began, device, socket) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO jobs "
+                "(job_id, token, uid, asked, submitted_at, launcher, launcher_began, device, socket) "
+                f"SELECT {self._numbers.value}, ?, ?, ?, ?, ?, ?, ?, ? "
+                "FROM (SELECT coalesce(max(seq), 0) AS last FROM sqlite_sequence WHERE name = 'jobs')",
                 (token, uid, json.dumps(asdict(asked)), submitted_at, launcher, began(launcher), device, self._socket),
             )
         except sqlite3.Error as error:
             raise RequestRejected(f"the list of jobs cannot be written ({error}); make room on the disk") from None
         return str(cursor.lastrowid)
+
+    def keep(self, job_id: str, token: str, uid: int, asked: Register, launcher: int, user: str = "") -> None:
+        """From a launcher: a job that another list gave its id. One of that id from before is forgotten."""
+        self._write("DELETE FROM jobs WHERE job_id = ?", int(job_id))
+        self._write(
+            # It comes back to no service from here.
+            "INSERT INTO jobs "
+            "(released, row, job_id, token, uid, asked, submitted_at, launcher, launcher_began, socket) "
+            "VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            json.dumps({"user": user}),
+            *(int(job_id), token, uid, json.dumps(asdict(asked)), time.time(), launcher, began(launcher)),
+            self._socket,
+        )
 
     def attached(self, job_id: str, worker: int) -> None:
         self._write("UPDATE jobs SET worker = ?, worker_began = ? WHERE job_id = ?", worker, began(worker), int(job_id))
@@ -227,8 +261,8 @@ class Registry:
     def _records(self, which: str, *values: object) -> list[Record]:
         rows = self._db.execute(
             "SELECT job_id, uid, asked, submitted_at, row, finished_at, token, launcher, launcher_began, worker, "
-            f"worker_began FROM jobs WHERE (finished_at IS NOT NULL OR socket = ?) AND ({which}) ORDER BY job_id",
-            (self._socket, *values),
+            f"worker_began FROM jobs WHERE (finished_at IS NOT NULL OR ? OR socket = ?) AND ({which}) ORDER BY job_id",
+            (self._of_any_service, self._socket, *values),
         )
         found = []
         for job_id, uid, asked, submitted_at, text, finished_at, token, *processes in rows.fetchall():
@@ -301,12 +335,18 @@ class Registry:
         self._db.close()
 
 
+def lists_in(folder: Path) -> list[Path]:
+    """The lists in a state directory: the user's own, and those kept of jobs in services of others."""
+    return [path for path in (folder / FILE, *sorted(folder.glob(KEPT_FILES))) if path.exists()]
+
+
 def outputs(folder: Path) -> dict[str, Output]:
     """What the jobs of a state directory write to, by the path of the file. Only reads, and so keeps nobody waiting."""
-    path = folder / FILE
-    if not path.exists():
-        return {}
-    found = {}
+    return {path: output for one in lists_in(folder) for path, output in _outputs_in(one)}
+
+
+def _outputs_in(path: Path) -> list[tuple[str, Output]]:
+    found = []
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=OPEN_S)) as db:
         for job_id, log_path, finished_at, socket, *processes in db.execute(
             "SELECT job_id, json_extract(asked, '$.log'), finished_at, socket, "
@@ -314,7 +354,7 @@ def outputs(folder: Path) -> dict[str, Output]:
         ):
             elsewhere = str(socket).partition(":")[0] != os.uname().nodename
             runs = finished_at is None and (elsewhere or _any_alive(processes))
-            found[str(log_path)] = Output(str(job_id), runs)
+            found.append((str(log_path), Output(str(job_id), runs)))
     return found
 
 
@@ -327,14 +367,15 @@ def open_registry(folder: Path, socket: Path) -> Iterator[Registry | None]:
         return
     registry = Registry(path, str(socket))
     try:
-        with _usable(path):
+        with usable(path):
             yield registry
     finally:
         registry.close()
 
 
 @contextlib.contextmanager
-def _usable(path: Path) -> Iterator[None]:
+def usable(path: Path) -> Iterator[None]:
+    """What is wrong with a list is one line that names the file."""
     try:
         yield
     except sqlite3.Error as error:

@@ -15,9 +15,8 @@ from salus.cli.unmanaged import end_unmanaged
 from salus.client.launch import as_shell_status
 from salus.client.start import connect
 from salus.errors import NoService, RequestRejected
-from salus.paths import socket_path, state_dir
 from salus.protocol import messages as msg
-from salus.registry import open_registry
+from salus.records import open_records
 
 POLL_S = 0.1
 
@@ -101,13 +100,11 @@ def _ask_whether_to_end(job_ids: list[str]) -> None:
 
 def _end_unmanaged(job_id: str, force: bool) -> bool:
     """One that goes on without its service. False: it was another's service."""
-    with open_registry(state_dir(), socket_path()) as registry:
-        record = None if registry is None else registry.find(job_id)
-    if record is None or not record.goes_on:
-        return False
-    with open_registry(state_dir(), socket_path()) as registry:
-        if registry is not None:
-            registry.cancelled(job_id)
+    with open_records() as records:
+        record = records.find(job_id)
+        if record is None or not record.goes_on:
+            return False
+        records.cancelled(job_id)
     end_unmanaged(record, force)
     typer.echo(f"job {job_id} was {'killed' if force else 'told to end'}")
     return True

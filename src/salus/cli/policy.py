@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from salus import machine
 from salus.cli.config import write
 from salus.cli.console import make_console
 from salus.cli.options import complete_policy
@@ -15,6 +16,7 @@ from salus.client.start import connect
 from salus.config.load import load
 from salus.config.schema import POLICY
 from salus.errors import NoService, RequestRejected, ServiceUnavailable
+from salus.paths import socket_path
 from salus.plugins import load_policy, policy_classes
 from salus.protocol import messages as msg
 
@@ -55,8 +57,9 @@ def _change(name: str, once: bool) -> str:
         changed = "no service runs now"
     if once:
         return changed
+    machine_wide = socket_path() == machine.socket_path()
     try:
-        written = write(POLICY.keys, name, machine_wide=False)
+        written = write(POLICY.keys, name, machine_wide=machine_wide)
     except RequestRejected as error:
         raise RequestRejected(f"{changed}; but the next service will not have it: {error}") from None
     return f"{changed}; the next service has {name} too, by {written.path}{written.but}"
@@ -77,6 +80,7 @@ def _show() -> None:
             status: msg.Status = connection.request(msg.GetStatus())
         console.print(f"the service runs {status.status['policy']}", highlight=False)
     except ServiceUnavailable:
-        settings = load()
+        machine_wide = socket_path() == machine.socket_path()
+        settings = load(machine_wide=True, environment={}) if machine_wide else load()
         source = settings.source(POLICY)
         console.print(f"no service runs; the next one has {settings[POLICY]} ({source})", highlight=False)

@@ -5,6 +5,7 @@ A command that takes several jobs does what it can for each. What fails is a lin
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
@@ -15,8 +16,7 @@ from salus.cli import streams
 from salus.client.start import connect
 from salus.errors import NoService, RequestRejected, SalusError
 from salus.names import user_name
-from salus.paths import socket_path, state_dir
-from salus.registry import open_registry
+from salus.records import open_records
 
 Row = dict[str, Any]
 """A job as `salus ps --json` shows it."""
@@ -50,15 +50,12 @@ AllMine = Annotated[bool, typer.Option("--all", help="All jobs of yours that hav
 
 
 def rows(everything: bool) -> list[Row]:
-    """What the service says; where there is none, what it has left."""
-    try:
-        with connect(start=False) as connection:
-            return connection.jobs(everything)
-    except NoService:
-        pass
-    with open_registry(state_dir(), socket_path()) as registry:
-        records = [] if registry is None else registry.all()
-    return [record.row for record in records if everything or record.goes_on]
+    """What the service says, and what is written down; where there is no service, that alone."""
+    found: list[Row] = []
+    with contextlib.suppress(NoService), connect(start=False) as connection:
+        found = connection.jobs(everything)
+    with open_records() as records:
+        return records.beside(found, everything)
 
 
 def find(word: str) -> Row:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from salus import machine
 from salus.cli.clean import limits_of
 from salus.cli.options import complete_policy, option_of
 from salus.config import schema
@@ -22,6 +23,7 @@ from salus.registry import open_registry
 from salus.service.access import access_of
 from salus.service.devices import Device
 from salus.service.gpu import Gpu, Nvml, choose_all
+from salus.service.systemd import tell_systemd
 from salus.units import format_bytes
 
 if TYPE_CHECKING:
@@ -49,14 +51,20 @@ def serve(
     on_stop: Annotated[str | None, option_of(schema.ON_STOP)] = None,
     linger: Annotated[bool | None, option_of(schema.LINGER)] = None,
     verbose: Annotated[bool | None, option_of(schema.VERBOSE, short="-v")] = None,
+    system: Annotated[
+        bool, typer.Option("--system", help="Serve every user of this machine; run by root or a user for that alone.")
+    ] = False,
 ) -> None:
     """Run the service that shares the device. `salus run` starts one by itself when there is none.
 
     What is not given as an option is taken from the settings; see `salus config`.
 
     Example: `salus serve --policy srtf --quantum 50ms`
+
+    Example: `sudo salus serve --system`
     """
     settings = load(
+        machine_wide=system,
         options={
             schema.POLICY: policy,
             schema.QUANTUM: quantum,
@@ -78,7 +86,7 @@ def serve(
             schema.ON_STOP: on_stop,
             schema.LINGER: linger,
             schema.VERBOSE: verbose,
-        }
+        },
     )
     raise typer.Exit(asyncio.run(_serve(settings)))
 
@@ -96,6 +104,7 @@ async def _serve(settings: Settings) -> int:
     def started() -> None:
         what = ", ".join(f"{one.title}: {format_bytes(one.config.capacity_bytes)}" for one in options.devices)
         typer.echo(f"salus: serves {what}; on {options.socket}, policy {options.policy}", err=True)
+        tell_systemd("READY=1")
 
     return await Server(options).run(started)
 
@@ -111,15 +120,17 @@ def _options(settings: Settings) -> Options:
         raise RequestRejected(
             f"{settings.label(schema.MPS)}: MPS serves one user at a time; leave one of --mps and --users out"
         )
+    socket, state = _places(settings.machine_wide)
     return Options(
-        socket=socket_path(),
-        state=state_dir(),
-        devices=_devices(settings),
+        socket=socket,
+        state=state,
+        devices=_devices(settings, socket, state),
         policy=settings[schema.POLICY],
         journal=settings[schema.JOURNAL],
         limits=limits_of(settings),
         linger=settings[schema.LINGER],
         access=access,
+        machine_wide=settings.machine_wide,
         visible=settings[schema.VISIBLE],
         scrub=settings[schema.SCRUB],
         stuck_after_s=settings[schema.STUCK_AFTER],
@@ -128,9 +139,21 @@ def _options(settings: Settings) -> Options:
     )
 
 
-def _devices(settings: Settings) -> tuple[Device, ...]:
+def _places(machine_wide: bool) -> tuple[Path, Path]:
+    """The socket, and the folder for everything that is kept."""
+    if machine_wide:
+        return machine.socket_path(), machine.state_dir()
+    if socket_path() == machine.socket_path():
+        raise RequestRejected(
+            f"this machine has a service for all users ({machine.socket_path()}), and your commands use that; "
+            "with SALUS_SERVICE=own, also for those commands, you run one of your own beside it"
+        )
+    return socket_path(), state_dir()
+
+
+def _devices(settings: Settings, socket: Path, state: Path) -> tuple[Device, ...]:
     reserve_bytes = settings[schema.RESERVE]
-    found = [_without_our_jobs(one) for one in _choose(settings)]
+    found = [_without_our_jobs(one, socket, state) for one in _choose(settings)]
     chosen = _with_room(found, reserve_bytes, named=settings.get(schema.GPU) is not None)
     devices = []
     for number, one in enumerate(chosen):
@@ -175,11 +198,11 @@ def _with_room(gpus: list[Gpu | None], reserve_bytes: int, *, named: bool) -> li
     return found
 
 
-def _without_our_jobs(gpu: Gpu | None) -> Gpu | None:
+def _without_our_jobs(gpu: Gpu | None, socket: Path, state: Path) -> Gpu | None:
     """After a restart, jobs of the service before are on the GPU: what they use is ours, and not others'."""
     if gpu is None:
         return None
-    with open_registry(state_dir(), socket_path()) as registry:
+    with open_registry(state, socket) as registry:
         pids = set() if registry is None else {job.worker for job in registry.running()}
     ours = sum(size for pid, size in Nvml().used_by(gpu).items() if pid in pids)
     return replace(gpu, used_bytes=max(0, gpu.used_bytes - ours))

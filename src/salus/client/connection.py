@@ -6,12 +6,13 @@ import array
 import contextlib
 import select
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 
-from salus import __version__
+from salus import __version__, machine
 from salus.errors import NoService, ServiceUnavailable
-from salus.paths import check_socket
+from salus.paths import check_socket, runtime_dir
 from salus.protocol import messages as msg
 from salus.protocol.descriptors import Descriptor, out_of_the_way
 from salus.protocol.errors import to_error
@@ -20,6 +21,7 @@ from salus.protocol.errors import to_error
 class ServiceConnection:
     def __init__(self, path: Path, timeout_s: float | None = 10.0) -> None:
         check_socket(path)
+        self.path = path
         opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, out_of_the_way(opened.detach()))
         self._descriptor = Descriptor(self._sock.fileno())
@@ -30,10 +32,12 @@ class ServiceConnection:
             self._sock.close()
             if not isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
                 raise ServiceUnavailable(f"{path}: the service cannot be reached ({error.strerror})") from None
-            raise NoService(
-                f"no service runs at {path}; salus run starts one when it is needed, salus serve one that stays"
-            ) from None
+            raise NoService(machine.none_runs(path)) from None
+        credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self.served_by: int = struct.unpack("3i", credentials)[1]
+        """The user who runs the service."""
         try:
+            machine.check_server(path, self.served_by, runtime_dir())
             self.welcome: msg.Welcome = self.request(msg.Hello(msg.VERSION, __version__))
         except BaseException:
             self._sock.close()

@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 
 from salus import processes
+from salus.client import kept_record
 from salus.client.connection import ServiceConnection
 from salus.client.environment import environment_for, unmanaged_environment
 from salus.client.keeper import ENDS, READY, START, Keeper, become_subreaper
@@ -151,7 +152,12 @@ def _keep(
         return error.status
     listener = None
     if connection is not None and job is not None:
-        listener = Listener(connection, job, lambda force: keeper.ask(Phase.KILLING if force else Phase.ENDING))
+        listener = Listener(
+            connection,
+            job,
+            lambda force: keeper.ask(Phase.KILLING if force else Phase.ENDING),
+            kept_record.begin(connection, asked, job),
+        )
         listener.start()
     if unseen is not None:
         unseen.watch()

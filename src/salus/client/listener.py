@@ -12,11 +12,12 @@ from collections.abc import Callable
 from salus.client.again import connect_again
 from salus.client.connection import ServiceConnection
 from salus.client.counts import Counts
+from salus.client.kept_record import KeptRecord
 from salus.client.say import say
 from salus.errors import SalusError, ServiceUnavailable
-from salus.paths import socket_path, state_dir
+from salus.paths import socket_path
 from salus.protocol import messages as msg
-from salus.registry import open_registry
+from salus.records import open_records
 
 END_TIMEOUT_S = 2.0
 
@@ -25,9 +26,14 @@ class Listener(threading.Thread):
     """`on_terminate(force)` is called in this thread when the job is to end."""
 
     def __init__(
-        self, connection: ServiceConnection, job: msg.Registered, on_terminate: Callable[[bool], None]
+        self,
+        connection: ServiceConnection,
+        job: msg.Registered,
+        on_terminate: Callable[[bool], None],
+        record: KeptRecord | None = None,
     ) -> None:
         super().__init__(daemon=True)
+        self._record = record
         self._connection, self._job, self._on_terminate = connection, job, on_terminate
         self._end: msg.Finished | None = None
         self._known = False
@@ -64,10 +70,9 @@ class Listener(threading.Thread):
         self._connection.close()
         if not self._known:
             # Where the service is gone, or another's, this is all that can be done.
-            with contextlib.suppress(SalusError, OSError), open_registry(state_dir(), socket_path()) as registry:
-                if registry is not None:
-                    counts = None if self._counts is None else self._counts.now()
-                    registry.finish(self._job.job_id, self._job.token, end.exit_code, end.why, counts)
+            with contextlib.suppress(SalusError, OSError), open_records() as records:
+                counts = None if self._counts is None else self._counts.now()
+                records.finish(self._job.job_id, self._job.token, end.exit_code, end.why, counts)
 
     def _tell(self, end: msg.Finished) -> None:
         with contextlib.suppress(SalusError):
@@ -88,6 +93,9 @@ class Listener(threading.Thread):
                     self._counts = Counts.on(descriptors, iterations, ran_ns)
                 case msg.Terminate(force):
                     self._on_terminate(force)
+                case msg.Described(row):
+                    if self._record is not None:
+                        self._record.describe(row)
                 case msg.Done(_, came):
                     self._known, self.came = True, came
                     return

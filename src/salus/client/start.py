@@ -7,12 +7,15 @@ import subprocess
 import time
 from pathlib import Path
 
+from salus import machine
 from salus.client.connection import ServiceConnection
 from salus.client.environment import HIDES_ALL
+from salus.client.say import say
 from salus.errors import RequestRejected, ServiceUnavailable
 from salus.interpreter import python_command
 from salus.paths import lock_path, socket_path, state_dir, take_over
 from salus.processes import APART
+from salus.protocol.errors import NotLetIn
 
 START_TIMEOUT_S = 10.0
 
@@ -22,8 +25,16 @@ def connect(*, start: bool, timeout_s: float | None = 10.0) -> ServiceConnection
     path = socket_path()
     try:
         return ServiceConnection(path, timeout_s)
+    except NotLetIn:
+        if path != machine.socket_path():
+            raise
+        machine.turned_away()
+        if start:
+            say(f"the machine-wide service ({path}) has not let you in; a service of your own is used")
+        return connect(start=start, timeout_s=timeout_s)
     except ServiceUnavailable:
-        if not start:
+        # Another service would take the GPUs that the machine-wide one shares when it is back.
+        if not start or path == machine.socket_path():
             raise
     log, service = _start_service(path)
     deadline = time.monotonic() + START_TIMEOUT_S

@@ -319,6 +319,13 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Described:
+    """To a launcher, before its job or the service ends: the job as in `salus ps --json`, for the user's records."""
+
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Farewell:
     """The service ends; jobs go on without it."""
 
@@ -360,6 +367,7 @@ FROM_SERVICE = (
     Ended,
     Done,
     Failed,
+    Described,
     Farewell,
 )
 Message = Any

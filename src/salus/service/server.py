@@ -29,7 +29,7 @@ from salus.paths import make_private, take_over
 from salus.plugins import load_policy
 from salus.protocol import messages as msg
 from salus.protocol.errors import NoSuchJob, NotLetIn, to_message, version_mismatch
-from salus.registry import FILE, Record, Registry, SavedJob
+from salus.registry import FILE, Numbers, Record, Registry, SavedJob
 from salus.service.access import NOBODY_ELSE, Access
 from salus.service.address import Address
 from salus.service.changes import Changes
@@ -76,6 +76,8 @@ class Options:
     """End when the last job has: the service was started by `salus run`."""
     access: Access = NOBODY_ELSE
     """Who else may run jobs here."""
+    machine_wide: bool = False
+    """Every user's commands find it, and are told if they are not let in."""
     visible: bool = False
     """Everyone sees everyone's jobs."""
     scrub: bool = False
@@ -91,6 +93,7 @@ class Options:
 class Server:
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._is_for_others = options.machine_wide or options.access.for_others
         self._stopping = asyncio.Event()
         self._draining = False
         self._loop = asyncio.get_running_loop()
@@ -99,11 +102,12 @@ class Server:
         self._launchers: dict[Connection, LiveJob] = {}
         self._workers: dict[Connection, LiveJob] = {}
         _allow_many_descriptors()
-        self._address = Address(options.socket, for_others=options.access.for_others)
+        self._address = Address(options.socket, for_others=self._is_for_others)
         take_over(options.state, "SALUS_STATE_DIR")
         journal_folder = make_private(options.state / "journal", "SALUS_STATE_DIR")
         self._history = History(options.state / HISTORY)
-        self._registry = Registry(options.state / FILE, str(options.socket), busy_s=BUSY_S)
+        numbers = Numbers.SHARED if self._is_for_others else Numbers.OWN
+        self._registry = Registry(options.state / FILE, str(options.socket), numbers=numbers, busy_s=BUSY_S)
         self._registry.trim()
         self._journals: dict[Journal, Scheduler] = {}
         self._lives = [self._make_live(device, journal_folder) for device in options.devices]
@@ -227,8 +231,11 @@ class Server:
         """The jobs go on unmanaged. Before they hear of it: then they write themselves how they ended."""
         for live in self._lives:
             for job in live.jobs.values():
-                self._registry.describe(live.describe(job))
+                row = live.describe(job)
+                self._registry.describe(row)
                 self._registry.release(job.job_id)
+                if job.launcher is not None:
+                    job.launcher.send(msg.Described(row))
 
     def stop(self, drain: bool = False) -> None:
         count = sum(len(live.jobs) for live in self._lives)
@@ -255,8 +262,8 @@ class Server:
             connection.send(
                 msg.Failed(
                     NotLetIn.code,
-                    f"this service belongs to user {os.getuid()}, who has not let you in (salus serve --users); "
-                    "start your own",
+                    f"the service at {self._options.socket} belongs to user {os.getuid()}, who has not let you in "
+                    "(salus serve --users); start your own",
                 )
             )
             # Not at once: closed with something unread, a socket takes back what it has sent.
@@ -386,6 +393,7 @@ class Server:
             raise msg.ProtocolError("the end of a job that was never registered here")
         job.fault = job.fault or message.why or None
         job.live.end(job, message.exit_code)
+        connection.send(msg.Described(job.live.describe(job)))
         connection.send(msg.Done(came=job.came or job.had_worker))
 
     def _on_list_jobs(self, connection: Connection, message: msg.ListJobs) -> None:

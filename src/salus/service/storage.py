@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from salus.registry import FILE, Registry, outputs
+from salus.registry import Registry, lists_in, outputs
 from salus.service import segments
 from salus.service.history import History
 
@@ -87,10 +87,13 @@ def tidy_records(state: Path, limits: Limits, *, dry_run: bool = False) -> list[
     """A service has these files open, and does it itself: two that write at once wait for each other."""
     found = []
     oldest = limits.oldest(time.time())
-    if (state / FILE).exists():
-        registry = Registry(state / FILE)
-        with contextlib.closing(registry):
-            found.append(Tidied("records", *registry.forget(oldest, dry_run=dry_run)))
+    counts = []
+    for path in lists_in(state):
+        with contextlib.closing(Registry(path)) as registry:
+            counts.append(registry.forget(oldest, dry_run=dry_run))
+    if counts:
+        removed, removed_bytes, kept, kept_bytes = map(sum, zip(*counts, strict=True))
+        found.append(Tidied("records", removed, removed_bytes, kept, kept_bytes))
     if (state / HISTORY).exists():
         history = History(state / HISTORY)
         with contextlib.closing(history):
