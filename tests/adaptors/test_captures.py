@@ -165,6 +165,14 @@ def test_a_capture_whose_graph_is_dropped_is_over(world):
     assert not world.captures.under_way and world.story[-2:] == GONE
 
 
+def test_a_graph_that_cannot_be_watched_is_captured_all_the_same(world):
+    graph = ("nobody can have a weak reference to a tuple",)
+    world.captures.began(graph)
+    assert world.captures.under_way
+    world.captures.ended(id(graph))
+    assert not world.captures.under_way and world.story[-2:] == GONE
+
+
 def test_of_several_captures_the_last_one_lets_go(world):
     first, second = world.graph(), world.graph()
     first.capture_begin()

@@ -16,6 +16,7 @@ Must not know: torch, or what a lease does.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from enum import Enum
@@ -161,17 +162,20 @@ class Captures:
             return held
 
     def _note(self, graph: Any) -> None:
-        gone = finalize(graph, self.ended, id(graph))
-        gone.atexit = False
-        self._graphs[id(graph)] = gone
+        self._graphs[id(graph)] = None
+        with contextlib.suppress(TypeError):  # of a graph that nobody can watch; then its capture must be ended
+            gone = finalize(graph, self.ended, id(graph))
+            gone.atexit = False
+            self._graphs[id(graph)] = gone
 
     def ended(self, key: int) -> None:
         """The capture of the graph with this id; or it was dropped in the middle of that."""
         with self._lock:
-            gone = self._graphs.pop(key, None)
-            if gone is None:
+            if key not in self._graphs:
                 return
-            gone.detach()
+            gone = self._graphs.pop(key)
+            if gone is not None:
+                gone.detach()
             if self._graphs:
                 return
             is_boundary = self._hold is Hold.BETWEEN
