@@ -71,7 +71,7 @@ def test_what_the_driver_takes_for_a_process_is_kept_for_it_before_it_has_been_s
         history = History(tmp_path / "history.db")
         live = Live(device, load_policy("fair"), None, history, Registry(tmp_path / "jobs.db"), lambda: None)
         asked = msg.Register("job", ["python"], "/", persistent_bytes=2 * GIB, ephemeral_bytes=4 * GIB)
-        return live.sizes.expected(asked).internal_bytes
+        return live.sizes.expected(asked, "key").internal_bytes
 
     assert asyncio.run(expected(LARGE, 80 * GIB)) == CONTEXT_BYTES
     assert asyncio.run(expected(LARGE, 6 * GIB + 1)) == 1, "what could run is not refused for a guess"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from salus.protocol import messages as msg
+from salus.service.history import History, PastRun, command_key
 from tests.service.harness import SOURCE, Service, eventually, finish
 
 SPY = Path(__file__).parent.parent / "memory" / "spy_job.py"
@@ -150,3 +152,25 @@ def test_a_user_that_does_not_exist_is_one_clear_line(serve):
     service = serve(start=False)
     done = service.salus("serve", "--users", "no-such-user")
     assert done.returncode == 2 and "--users: there is no user 'no-such-user' here" in done.stderr
+
+
+REGISTER = """(
+    connection.request(msg.Register("same", ["python", "train.py"], "/work"{declared})),
+    print(next(row for row in connection.jobs() if row["name"] == "same")["{what}"]),
+    connection.send(msg.Finished(0)),
+)"""
+
+
+@needs_root
+def test_what_one_users_command_used_is_neither_known_nor_changed_by_another_user(shared):
+    service = shared("--users", str(OTHER_UID))
+    history = History(service.folder / "state" / "history.sqlite")
+    run = PastRun(10, 1.0, 3 << 30, 1 << 30, 0)
+    history.add(command_key(0, ["python", "train.py"], "/work"), "same", 0, run)
+    history.close()
+    asks = REGISTER.format(declared="", what="persistent_bytes")
+    assert as_other(service, asks).stdout.splitlines()[0] == "0", "the command is new to the other user"
+    with service.connect() as connection:
+        connection.request(msg.Register("mine", ["python", "train.py"], "/work"))
+        mine = next(row for row in connection.jobs() if row["name"] == "mine")
+        assert mine["persistent_bytes"] == 3 << 30

@@ -60,9 +60,12 @@ class PastRun:
     """The part of the GPU's multiprocessors that it kept at work."""
 
 
-def command_key(command: list[str], directory: str) -> str:
-    """The same command in another folder may be another program."""
-    return hashlib.sha256(json.dumps([directory, command]).encode()).hexdigest()
+def command_key(uid: int, command: list[str], directory: str) -> str:
+    """The same command in another folder, or of another user, may be another program.
+
+    And what one user's jobs used must neither be learned nor changed by another user who runs the same command.
+    """
+    return hashlib.sha256(json.dumps([uid, directory, command]).encode()).hexdigest()
 
 
 class History:

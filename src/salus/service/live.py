@@ -92,7 +92,7 @@ class Live:
     # Facts from connections
 
     def register(self, connection: Connection, asked: msg.Register) -> LiveJob:
-        key = command_key(asked.command, asked.directory)
+        key = command_key(connection.uid, asked.command, asked.directory)
         token, now = secrets.token_hex(16), time.time()
         job_id = self.registry.add(token, connection.uid, asked, now, connection.pid, self.device.key)
         job = LiveJob(job_id, token, connection.uid, asked, key, now, connection, self)

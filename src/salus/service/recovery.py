@@ -64,7 +64,7 @@ class Recovery:
         """Jobs of the service before us are given a moment to come back; until then nobody gets anything."""
         live = self._live
         for saved in jobs:
-            key = command_key(saved.asked.command, saved.asked.directory)
+            key = command_key(saved.uid, saved.asked.command, saved.asked.directory)
             job = LiveJob(saved.job_id, saved.token, saved.uid, saved.asked, key, saved.submitted_at, None, live)
             job.returning, job.waited_for, job.had_worker = True, saved.worker or saved.launcher, saved.worker > 0
             job.launched_by, job.recorded_lane, job.paused_by = saved.launcher, saved.lane, saved.paused_by

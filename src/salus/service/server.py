@@ -36,7 +36,7 @@ from salus.service.changes import Changes
 from salus.service.connection import Connection
 from salus.service.devices import Device, allowed
 from salus.service.gpu import Gpu, Nvml
-from salus.service.history import History
+from salus.service.history import History, command_key
 from salus.service.housekeeping import Housekeeping
 from salus.service.job import LiveJob
 from salus.service.journal import Journal
@@ -325,7 +325,7 @@ class Server:
                 "the service ends when its jobs have, and takes no new ones; "
                 "try again then, or go without: salus run --if-no-service run"
             )
-        job = self._place(message).register(connection, message)
+        job = self._place(connection, message).register(connection, message)
         self._launchers[connection] = job
         if self._linger is not None:
             self._linger.cancel()
@@ -343,10 +343,11 @@ class Server:
             )
         )
 
-    def _place(self, asked: msg.Register) -> Live:
+    def _place(self, connection: Connection, asked: msg.Register) -> Live:
         """The device a new job goes to: one it names, else one with room, else the one with the least to do."""
         may = allowed(self._options.devices, asked.gpu, asked.visible)
-        needs_bytes = self._lives[0].sizes.expected(asked).total_bytes
+        key = command_key(connection.uid, asked.command, asked.directory)
+        needs_bytes = self._lives[0].sizes.expected(asked, key).total_bytes
         return self._lives[choose(needs_bytes, {index: self._lives[index].room() for index in may})]
 
     def _on_attach(self, connection: Connection, message: msg.Attach) -> None:

@@ -14,7 +14,7 @@ from salus.core import events as ev
 from salus.core.model import Footprint, Job, JobSpec, Phase
 from salus.protocol import messages as msg
 from salus.protocol.page import Word
-from salus.service.history import History, PastRun, command_key
+from salus.service.history import History, PastRun
 from salus.service.job import LiveJob
 from salus.service.utilization import Activity, Alone, Turn, share_for
 
@@ -50,9 +50,9 @@ class Sizes:
 
     # What is expected.
 
-    def expected(self, asked: msg.Register) -> Footprint:
+    def expected(self, asked: msg.Register, key: str) -> Footprint:
         """What was declared, or else what the last run of the same command used."""
-        past = self._history.last(command_key(asked.command, asked.directory))
+        past = self._history.last(key)
         known = asked.persistent_bytes is not None or asked.ephemeral_bytes is not None
         if past is not None and not known:
             return Footprint(past.persistent_bytes, past.ephemeral_bytes, past.internal_bytes)
@@ -68,7 +68,7 @@ class Sizes:
         past = self._history.last(job.key)
         declared = asked.persistent_bytes is not None or asked.ephemeral_bytes is not None
         job.measured = declared or past is not None
-        footprint = self.expected(asked)
+        footprint = self.expected(asked, job.key)
         iterations, length_s = asked.iterations, asked.duration_s
         if past is not None and length_s is None:
             share = iterations / past.iterations if iterations is not None else 1.0
