@@ -29,6 +29,8 @@ class RecordingLease:
         self.went_on = 0
         self.somebody_waits = False
         self.ends: list[int] = []
+        self.inside: list[int] = []
+        """What ended while another thread was inside an iteration."""
         self.open = False
         self.story: list[str] = []
         """Notes of a test, in order with the calls."""
@@ -43,6 +45,13 @@ class RecordingLease:
         self.open = False
         self.ends.append(iterations)
         self.story.append(f"end {iterations}")
+
+    def count(self, iterations):
+        self.inside.append(iterations)
+        self.story.append(f"count {iterations}")
+
+    def is_wanted(self):
+        return bool(self.somebody_waits)
 
     def usual(self):
         return (lambda: self._quickly(self.begin), lambda n: self._quickly(self.end, int(n))) if self.quick else None
@@ -69,7 +78,7 @@ class RecordingLease:
 
     @property
     def counted(self):
-        return sum(self.ends)
+        return sum(self.ends) + sum(self.inside)
 
     @property
     def boundaries(self):

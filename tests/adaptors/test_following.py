@@ -116,8 +116,9 @@ def test_nor_where_it_is_let_go_of_while_hooks_are_exchanged(following, monkeypa
 
 
 @pytest.mark.parametrize("what", ["backward", "step"])
-def test_nor_is_one_that_begins_at_any_moment_while_it_is_let_go_of(following, what):
+def test_nor_is_one_that_begins_at_any_moment_while_it_is_let_go_of(following, what, monkeypatch):
     """The other way round: the script's thread comes in at every moment of the other one."""
+    monkeypatch.setattr(adaptor, "ALONE", 1)
     for number in itertools.count():
         train(following.model, following.optimizer, A_WHILE)
         assert runs_on()

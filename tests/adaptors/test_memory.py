@@ -301,6 +301,8 @@ def begins_to_use_the_gpu(monkeypatch, **of_cuda: object) -> tuple[torch_memory.
     monkeypatch.setattr(torch_memory._cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch_memory._cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch_memory._cuda, "_lazy_call", lambda call: call())
+    # (What is wrapped of this class is wrapped for good.)
+    monkeypatch.setattr(torch_memory._cuda, "CUDAGraph", type("CUDAGraph", (torch.cuda.CUDAGraph,), {}))
     for name, value in of_cuda.items():
         monkeypatch.setattr(torch_memory._cuda, name, value)
     for name in torch_memory._Torch.NEEDED:

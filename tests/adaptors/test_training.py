@@ -156,6 +156,26 @@ def test_a_leader_that_stopped_stepping_is_followed_by_the_next(watched):
     assert watched.lease.ends == [1, 1] + [0] * 99 + [1] * 11
 
 
+def test_an_optimizer_that_is_made_after_the_leaders_last_step_leads(watched):
+    """Folds, or trials, one after the other; the optimizers of those before are still alive."""
+    kept = []
+    for _ in range(4):
+        model = nn.Linear(4, 4)
+        kept.append(sgd(model))
+        train(model, kept[-1], 5)
+    assert watched.lease.ends == [1] * 20
+
+
+def test_an_optimizer_that_is_made_late_and_then_steps_in_turns_with_the_leader_does_not_count(watched):
+    generator, discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
+    d = sgd(discriminator)
+    train(discriminator, d, 3)
+    g = sgd(generator)
+    for _ in range(5):
+        gan_round(generator, discriminator, d.step, g.step)
+    assert watched.lease.ends == [1] * 3 + [1, 0] * 5
+
+
 class Twice(torch.optim.SGD):
     """A subclass as many packages write it."""
 
@@ -239,8 +259,7 @@ def test_an_optimizer_around_another_is_one_iteration_a_step(watched):
     assert watched.lease.story == ["begin", "inner is done", "end 1"] * 3
 
 
-def test_steps_in_two_threads_at_once_are_both_boundaries(watched):
-    """The second lies within no other, although the first is still running."""
+def test_a_step_within_the_step_of_another_thread_counts_and_is_no_boundary(watched):
     models = [mlp(), mlp()]
     other = torch.optim.SGD(models[1].parameters(), lr=0.1)
     optimizer = torch.optim.SGD(models[0].parameters(), lr=0.1)
@@ -255,8 +274,8 @@ def test_steps_in_two_threads_at_once_are_both_boundaries(watched):
     train(models[0], optimizer, 1)
     optimizer.step(closure)
     train(models[0], optimizer, 1)
-    watched.expect(2, boundaries=3)
-    assert watched.lease.story[2:] == ["begin", "end 0", "the other is done", "begin", "end 1"]
+    watched.expect(4, boundaries=3)
+    assert watched.lease.story[2:] == ["begin", "count 1", "the other is done", "end 1", "begin", "end 1"]
 
 
 def test_an_exception_in_a_forward_propagates_and_the_next_step_ends_the_iteration(watched):
@@ -353,5 +372,5 @@ def test_results_are_those_of_the_bare_script():
         assert run_everything() == bare
     finally:
         adaptor.uninstall()
-    # The second optimizer's five do not count: the first one leads, and is not silent for long.
-    process.expect(5 + 3 + 0 + 4)
+    # The second optimizer was made after the first one's last step. Then the first one goes on.
+    process.expect(5 + 3 + 5 + 4)

@@ -32,7 +32,7 @@ from salus.service.gpu import Nvml
 from salus.service.replay import lines
 from tests.gpu import pressure, throughput
 from tests.gpu.jobs import START_LIMIT_S, TIMEOUT_S, command, result_of, says_ready
-from tests.gpu.train_kinds import ALL, ALONE
+from tests.gpu.train_kinds import ALL, ALONE, ITERATIONS_A_STEP
 
 IN_AND_OUT = str(Path(__file__).parent / "in_and_out.py")
 MEASURE_S = 7.0
@@ -147,6 +147,9 @@ def together(kinds: list[str], iterations: int, bare: dict[str, dict[str, Any]])
         for kind, found in results.items():
             found["persistent_mib"] = rows[kind]["persistent_bytes"] >> 20
             found["ephemeral_mib"] = rows[kind]["ephemeral_bytes"] >> 20
+            found["iterations"] = rows[kind]["iterations"]
+            expected = ITERATIONS_A_STEP.get(kind, 0) * iterations
+            found["counted"] = not expected or found["iterations"] == expected
         took_s = time.monotonic() - started
         service.stop()
         grants = sum(action["kind"] == "GrantLease" for line in lines(service.journal()) for action in line["actions"])
@@ -268,6 +271,9 @@ def main() -> None:
     wrong = [what for what in under_pressure if not result.get(what, {"passed": True})["passed"]]
     wrong += [row["kind"] for row in rows if not row.get("same")]
     wrong += [kind for kind, row in result.get("together", {"jobs": {}})["jobs"].items() if not row.get("same")]
+    miscounted = [kind for kind, row in result.get("together", {"jobs": {}})["jobs"].items() if not row["counted"]]
+    if miscounted and not wrong:
+        sys.exit(f"the losses are the same, but not the iterations that were counted: {', '.join(miscounted)}")
     if wrong:
         sys.exit(f"NOT the same as bare: {', '.join(wrong)}")
     print("all losses are the same as bare, to the last bit")

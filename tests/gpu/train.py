@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from graph_kinds import GRAPHS  # isort: skip
 from process_kinds import PROCESSES  # isort: skip
+from thread_kinds import THREADS  # isort: skip
 
 DEVICE = "cuda"
 RUN, END = 1, 2
@@ -345,6 +346,7 @@ KINDS: dict[str, Callable[[], Step]] = {
     "large": large,
     "too-large": too_large,
     **GRAPHS,
+    **THREADS,
     **{f"sized-{width}": lambda width=width: sized(width) for width in (1024, 2048, 3072, 4096)},
 }
 

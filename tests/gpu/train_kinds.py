@@ -23,4 +23,8 @@ ALL = [
     "graphed",
     "hogwild",
     "queue",
+    "whole-step",
+    "two-threads",
 ]
+ITERATIONS_A_STEP = {"captured": 1, "graphed": 1, "whole-step": 1, "two-threads": 2}
+"""So many iterations must be counted for each step of these scripts."""

@@ -37,6 +37,7 @@ class Usual(NamedTuple):
 
     thread: int
     """Theirs; others begin theirs with locks."""
+    iterations: Iterations
     modules: dict[int, ReferenceType[Any]]
     optimizers: dict[int, Stepping]
     begin: Callable[[], bool]
@@ -47,6 +48,7 @@ class Serving(NamedTuple):
     """All iterations are forwards of this one without gradients, lately."""
 
     thread: int
+    iterations: Iterations
     module: ReferenceType[Any]
     begin: Callable[[], bool]
     end: Callable[[int], bool]
@@ -63,8 +65,17 @@ class Habits:
         self._closure = self._odd = False
         self._served: ReferenceType[Any] | None = None
         self._served_times = 0
+        self._thread = 0
+
+    def _in_this_thread(self) -> None:
+        """Iterations of two threads are never all alike."""
+        if self._thread != get_ident():
+            self._thread = get_ident()
+            self._modules, self._stepping = {}, {}
+            self.are_over()
 
     def saw_forward(self, module: Any, *, trains: bool) -> None:
+        self._in_this_thread()
         known = self._modules.get(id(module))
         if known is None or known() is not module:
             self._modules = with_one_more(self._modules, id(module), ref(module))
@@ -81,6 +92,7 @@ class Habits:
 
     def saw_step(self, optimizer: Any) -> bool:
         """An iteration has ended with it. True: so have enough that were alike."""
+        self._in_this_thread()
         odd, closure = self._odd, self._closure
         self._odd = self._closure = False
         known = self._stepping.get(id(optimizer))
@@ -92,6 +104,7 @@ class Habits:
 
     def saw_inference(self, module: Any) -> bool:
         """A forward was an iteration; None: one with gradients, or of no module. True as for a step."""
+        self._in_this_thread()
         if module is None:
             self._served = None
             return False
@@ -108,7 +121,7 @@ class Habits:
         """What they all are like; None: they cannot begin and end in the short way."""
         self._alike = 0
         quick = iterations.usual()
-        return None if quick is None else Usual(get_ident(), self._modules, self._stepping, *quick)
+        return None if quick is None else Usual(get_ident(), iterations, self._modules, self._stepping, *quick)
 
 
 def with_one_more(known: dict[int, Thing], key: int, value: Thing) -> dict[int, Thing]:

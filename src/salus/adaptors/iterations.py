@@ -5,7 +5,7 @@ An adaptor reports what it sees (a forward, a backward, an optimizer's step); th
 
 - Training begins at the first forward, backward or step and ends after the step. Every step is a boundary. Counted are
   those of the leader, the first optimizer that stepped; if it is gone, or silent for 100 steps of others, the next one
-  leads.
+  leads. So does one that was made after the leader's last step (the next fold or trial), for as long as it steps.
 - A step inside a backward (an optimizer that runs in gradient hooks) ends nothing before that backward is through.
 - A process that built no optimizer and ran no backward does not train: its forwards are inference whatever their mode.
   If it runs backward but has no optimizer, it updates by hand: the first forward after a backward starts the next one.
@@ -23,8 +23,8 @@ An adaptor reports what it sees (a forward, a backward, an optimizer's step); th
   of inference in a row.
 - Explicit marks win: inside one, whatever the adaptor sees opens and closes nothing.
 
-Any thread may open, any may close. The lock is held while `begin` blocks: a second thread that wants to run waits as
-well. Only the thread whose forward opened an inference iteration ends it by returning.
+Each thread that iterates has a machine of its own, all of this is told by thread, and `joint` makes one of their
+boundaries. They have one lock, which is held while `begin` blocks: a second thread that wants to run waits as well.
 
 The common way (a forward, its backward, its step) is written with few calls, and takes the lock only where an iteration
 begins or ends. It runs when the caches are full of the script's numbers: a call costs a microsecond or two there, and
@@ -38,11 +38,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from threading import RLock, get_ident
+from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 from weakref import ReferenceType, ref
 
+from salus.adaptors.joint import SharedLease
+from salus.adaptors.process import Process
 from salus.client.say import say
 from salus.client.turns import Turn
 
@@ -69,6 +71,12 @@ class Lease(Protocol):
     def goes_on(self) -> None:
         """The open iteration, of one that ran on, is one like any other from here on."""
 
+    def count(self, iterations: int) -> None:
+        """These ended, and it was no boundary: another thread of the script is inside an iteration."""
+
+    def is_wanted(self) -> bool:
+        """Somebody waits for it: the next boundary is the last."""
+
 
 class Kind(Enum):
     NONE = "none"
@@ -82,28 +90,26 @@ NONE, TRAINING, INFERENCE, EXPLICIT = Kind
 
 
 class Iterations:
-    def __init__(self, lease: Lease) -> None:
+    """Of one thread. The first one made stands for the whole process, to whoever marks iterations."""
+
+    def __init__(self, lease: Lease, process: Process[Iterations] | None = None) -> None:
         self.kind = NONE
-        self.on_boundary: Callable[[], None] | None = None
-        """Called when no iteration is open any more: the adaptor looks for the next one."""
-        self.on_failure: Callable[[], None] | None = None
-        self.on_mark: Callable[[], None] | None = None
-        """Called when an explicit mark begins: what the adaptor knew of the iterations to come is no longer true."""
-        self.graph_is_alive: Callable[[], bool] = lambda: True
-        """May a backward still come for a forward that was seen? It need not be quick, but must not say no wrongly."""
-        self._lease = lease
-        self._lock = RLock()
-        self.failed = False
-        # What is known about the process.
-        self.has_optimizer = False
-        self._has_backward = False
+        self.lease = lease
+        self.process = Process(self, self._another) if process is None else process
+        self._lock = self.process.lock
+        # What is known about the thread.
         self.leading: ReferenceType[Any] | None = None
+        self._followed: list[ReferenceType[Any]] = []
+        """Leaders that others took over from."""
+        self._made_when_it_led = 0
+        """So many optimizers had been made when the leader stepped last."""
         self.steps_of_others = 0
         self.steps = 0
-        """Reported so far."""
+        """Of optimizers, as far as hooks saw them. Counted by the adaptor."""
         self.replays_in_a_row = 0
         """Of captured graphs, with nothing else between them (`replays`)."""
-        self._trained_in_eval: list[ReferenceType[Any]] = []
+        self.looks = True
+        """The next forward begins an iteration. For an adaptor that sees forwards of several threads."""
         # What is known about the open iteration. Where it is like all others, an adaptor keeps the public ones itself.
         self.thread = 0
         self._modules: list[ReferenceType[Any]] = []
@@ -113,12 +119,25 @@ class Iterations:
         self.backwards: list[None] = []
         self.stepped_in_backward = False
         self._counted_in_backward = False
+        self._given_up = False
+        """In the middle of a step, perhaps."""
         # The last inference, if it had gradients: module and mode. And whether the step to come was counted with it.
         self._with_graph: tuple[ReferenceType[Any], bool] | None = None
         self._already_counted = False
         # Explicit marks: how deep each thread is in them, and how many have ended since the first began.
         self._marks: dict[int, int] = {}
         self._marks_done = 0
+
+    def _another(self, lease: SharedLease) -> Iterations:
+        return Iterations(lease, self.process)
+
+    @property
+    def is_open(self) -> bool:
+        return self.kind is not NONE
+
+    @property
+    def failed(self) -> bool:
+        return self.process.failed
 
     # What an adaptor reports.
 
@@ -128,15 +147,15 @@ class Iterations:
             self.replays_in_a_row = 0
             if self.kind is EXPLICIT or self.kind is INFERENCE:
                 return False
-            if gradients and (training or _among(self._trained_in_eval, module)):
-                if self.has_optimizer or self._has_backward:
+            if gradients and (training or _among(self.process.trained_in_eval, module)):
+                if self.process.has_optimizer or self.process.has_backward:
                     self._training_forward(module)
                     return False
             elif self.kind is TRAINING:
                 self._inferences += 1
                 if stepping or self.backwards or not self._is_evaluation(module, training):
                     return True
-                if self.wants_backward and self.graph_is_alive():
+                if self.wants_backward and self.process.graph_is_alive():
                     self._inferences = 0  # not asked again at once
                     return True
                 self._end(0)
@@ -154,7 +173,7 @@ class Iterations:
     def backward_began(self) -> None:
         """`backward_ended` must be called, also if this raises (the user may interrupt the wait for a lease)."""
         self.backwards.append(None)
-        self._has_backward = True
+        self.process.has_backward = True
         self.replays_in_a_row = 0
         if self.kind is not NONE:
             return
@@ -164,7 +183,7 @@ class Iterations:
                     module, training = self._with_graph
                     self._already_counted = True
                     if not training:
-                        self._trained_in_eval.append(module)
+                        self.process.trained_in_eval.append(module)
                 self._begin(TRAINING)
 
     def backward_ended(self, graph_is_gone: bool) -> None:
@@ -182,7 +201,7 @@ class Iterations:
 
     def step_began(self) -> bool:
         """True, as for a forward that is followed: `step_ended` must be called, unless the step raises."""
-        self.has_optimizer = True
+        self.process.has_optimizer = True
         if self.kind is NONE:
             with self._lock:
                 if self.kind is NONE:
@@ -192,9 +211,11 @@ class Iterations:
     def step_ended(self, *optimizers: Any) -> None:
         """The step is done, or was skipped because the gradients were no numbers. Or several at once, in a graph."""
         with self._lock:
-            self.steps += 1
             self.replays_in_a_row = 0
             counted = sum(map(self._counts, optimizers)) > 0
+            if self.kind is NONE and self._given_up:
+                self._given_up = False
+                self.lease.count(int(counted))
             if self.kind is not TRAINING:
                 return
             if self.backwards:
@@ -208,6 +229,12 @@ class Iterations:
         with self._lock:
             if self.kind is TRAINING and not self.backwards and not self.wants_backward:
                 self._end(1)
+
+    def tell_others(self) -> None:
+        """What is open began in a quick way, and another thread begins: it is to know of it."""
+        with self._lock:
+            if self.kind is not NONE:
+                self.lease.goes_on()
 
     def over(self, *, counted: bool) -> None:
         """Nothing more belongs to the training that is open, as far as the adaptor can tell."""
@@ -226,12 +253,13 @@ class Iterations:
         if self.kind is not NONE or self.failed:
             return None
         self._with_graph = None
-        return self._lease.usual()
+        with self._lock:
+            return self.lease.usual()
 
     def run_on(self, sits: Callable[[], None]) -> Turn | None:
         """The next one begins where this one ended; what ends it and begins the one after it. None: it cannot be."""
         with self._lock:
-            turn = self._lease.run_on(sits) if self.kind is NONE and not self.failed else None
+            turn = self.lease.run_on(sits) if self.kind is NONE and not self.failed else None
             if turn is not None:
                 self.kind, self.thread = TRAINING, get_ident()
             return turn
@@ -254,11 +282,11 @@ class Iterations:
                 raise
             if under_way:
                 self.kind = kind
-                self._lease.goes_on()
+                self.lease.goes_on()
             elif kind is TRAINING:
                 self._end(0)
             elif kind is NONE:
-                self._lease.end(0)  # it was interrupted while it began to run on
+                self.lease.end(0)  # it was interrupted while it began to run on
         finally:
             self._lock.release()
 
@@ -266,7 +294,7 @@ class Iterations:
         """An iteration that was begun without this is one like all others from here on; or else is not, as it seems."""
         with self._lock:
             if self.kind is TRAINING and (has_begun or self.backwards):
-                self._lease.goes_on()
+                self.lease.goes_on()
                 self._modules = modules
             elif self.kind is TRAINING:
                 self._end(0)
@@ -287,24 +315,31 @@ class Iterations:
     # Explicit marks.
 
     def mark_began(self) -> None:
+        """In this thread, whichever thread this is the machine of; so too where it ends."""
+        self.process.machine()._mark_began()
+
+    def mark_ended(self) -> None:
+        self.process.machine()._mark_ended()
+
+    def _mark_began(self) -> None:
         with self._lock:
             if self.failed:
                 return
             thread = get_ident()
             self._marks[thread] = self._marks.get(thread, 0) + 1
             try:
-                if self.on_mark is not None:
-                    self.on_mark()
+                if self.process.on_mark is not None:
+                    self.process.on_mark()
                 if self.kind is NONE:
                     self._begin(EXPLICIT)
                 elif self.kind is TRAINING:
-                    self._lease.goes_on()
+                    self.lease.goes_on()
                 # One that hooks opened before the mark goes on as the mark's: its forward may still want its backward.
                 self.kind = EXPLICIT
             except Exception as error:
                 self.fail(error)
 
-    def mark_ended(self) -> None:
+    def _mark_ended(self) -> None:
         with self._lock:
             thread = get_ident()
             depth = self._marks.pop(thread, 0) - 1
@@ -331,12 +366,12 @@ class Iterations:
         with self._lock:
             if self.failed:
                 return
-            self.failed = True
+            self.process.failed = True
             reason = f"{type(error).__name__}: {error}"
             say(f"iterations are no longer found ({reason}); the rest of this run is one iteration")
             try:
-                if self.on_failure is not None:
-                    self.on_failure()
+                if self.process.on_failure is not None:
+                    self.process.on_failure()
                 if self.kind is NONE:
                     self._begin(EXPLICIT)
             except Exception:
@@ -345,50 +380,67 @@ class Iterations:
 
     def take_lease(self, lease: Lease) -> None:
         """From now on this one: torch was imported after the first mark, and the lease routes its memory too."""
-        with self._lock:
-            self._lease = lease
+        self.process.take_lease(lease)
 
     def begin_anew(self) -> None:
         """For the child of a fork: what is open is the parent's. What is known about the script stays."""
         # A thread that does not exist in the child may hold the lock.
-        self._lock = RLock()
+        self.process.begin_anew()
+        self._lock = self.process.lock
         self.kind = NONE
+        self.looks = True
         self.thread = 0
         self._modules = []
         self.backwards = []
         self.wants_backward = self.stepped_in_backward = self._counted_in_backward = self._already_counted = False
         self._inferences = self._marks_done = 0
+        self._given_up = False
         self._with_graph = None
         self._marks = {}
 
     # Inside.
 
     def _begin(self, kind: Kind) -> None:
-        self._lease.begin()
-        self.thread = get_ident()
+        self.lease.begin()
+        self._given_up = False
         self.kind = kind
 
-    def _end(self, iterations: int) -> None:
+    def give_up(self, *, gone: bool) -> bool:
+        """From another thread: what is open is not expected to end, and keeps others waiting. False: it goes on.
+
+        What comes then begins an iteration. `gone`: nothing comes, the thread has ended.
+        """
+        if not gone and (self.kind is not TRAINING or self.backwards):
+            return False
+        self._close()
+        self._given_up = not gone
+        self._marks.clear()
+        return True
+
+    def _close(self) -> None:
         if self.kind is not INFERENCE:
             self._with_graph = None
         self.kind = NONE
+        self.looks = True
         if self._modules:
             self._modules.clear()
         self.wants_backward = self.stepped_in_backward = self._counted_in_backward = False
         self._inferences = 0
+
+    def _end(self, iterations: int) -> None:
+        self._close()
         try:
-            self._lease.end(iterations)
+            self.lease.end(iterations)
         finally:
-            if self.on_boundary is not None:
-                self.on_boundary()
+            if self.process.on_boundary is not None:
+                self.process.on_boundary()
 
     def _training_forward(self, module: Any) -> None:
         self._with_graph = None
-        if self.kind is TRAINING and not self.has_optimizer and not self.wants_backward:
+        if self.kind is TRAINING and not self.process.has_optimizer and not self.wants_backward:
             self._end(int(self._one()))
         if self.kind is NONE:
-            self._lease.begin()
-            self.kind = TRAINING
+            self._begin(TRAINING)
         self._inferences = 0
         self.wants_backward = True
         if not self._modules or not _among(self._modules, module):
@@ -402,12 +454,21 @@ class Iterations:
     def _counts(self, optimizer: Any) -> bool:
         leader = None if self.leading is None else self.leading()
         if leader is not optimizer:
-            self.steps_of_others += 1
-            if leader is not None and self.steps_of_others < LEADER_SILENT_STEPS:
-                return False
+            if leader is not None and self._takes_over(optimizer):
+                self._followed = [known for known in self._followed if known() is not None]
+                self._followed.append(ref(leader))
+            elif leader is not None:
+                self.steps_of_others += 1
+                if self.steps_of_others < LEADER_SILENT_STEPS:
+                    return False
             self.leading = ref(optimizer)
         self.steps_of_others = 0
+        self._made_when_it_led = self.process.made
         return self._one()
+
+    def _takes_over(self, optimizer: Any) -> bool:
+        """It was made after the last step of the leader: the next model is trained. Or it led before one like that."""
+        return self.process.number_of(optimizer) > self._made_when_it_led or _among(self._followed, optimizer)
 
     def _one(self) -> bool:
         """Whether this iteration counts: not if it did as the inference that its forward was taken for."""

@@ -101,7 +101,12 @@ def replay_began(iterations: Iterations, captured: Captured, *, inside: bool) ->
 
 def _step_began(iterations: Iterations, captured: Captured) -> Callable[[], None] | None:
     iterations.step_began()
-    return lambda: iterations.step_ended(*captured.optimizers)
+
+    def ended() -> None:
+        iterations.steps += 1
+        iterations.step_ended(*captured.optimizers)
+
+    return ended
 
 
 def _backward_began(iterations: Iterations, captured: Captured) -> Callable[[], None] | None:
@@ -142,7 +147,7 @@ _BEGAN = {
 def _part_ended(iterations: Iterations, captured: Captured, in_a_row: int) -> None:
     """A replay was a part of an iteration, of which it is not known when it ends."""
     iterations.replays_in_a_row = in_a_row
-    by_hand = captured.content is Content.BACKWARD and not iterations.has_optimizer
+    by_hand = captured.content is Content.BACKWARD and not iterations.process.has_optimizer
     never_a_step = captured.replays >= WITHOUT_A_STEP and iterations.steps == captured.first_after
     if by_hand or never_a_step:
         iterations.over(counted=True)

@@ -34,7 +34,7 @@ import functools
 import os
 from collections.abc import Callable
 from sys import _getframe
-from threading import get_ident
+from threading import Lock, get_ident, local
 from types import SimpleNamespace
 from typing import Any
 from weakref import ReferenceType, ref
@@ -56,7 +56,7 @@ from salus.adaptors.iterations import (
     set_installed,
 )
 from salus.adaptors.torch_compiled import CompiledCalls
-from salus.adaptors.torch_graphs import Graphs, capturing
+from salus.adaptors.torch_graphs import Graphs, capturing, is_in_backward
 from salus.adaptors.torch_memory import TorchMemory
 from salus.adaptors.torch_scaler import Scalers
 from salus.adaptors.torch_trained import Trained
@@ -68,6 +68,8 @@ _modules: Any = torch.nn.modules.module
 _flags: Any = (
     torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else SimpleNamespace(_is_compiling_flag=False)
 )
+ALONE = 1000
+"""So many iterations of one thread, and it is assumed that no other will have one."""
 _CALL = getattr(getattr(torch.nn.Module, "_call_impl", None), "__code__", None)
 _watch: Watch | None = None
 
@@ -96,26 +98,36 @@ def installed() -> Watch | None:
     return _watch
 
 
+class _Step(local):
+    """What this thread knows of the step that it is in."""
+
+    began = False
+    """And has not ended, or it raised."""
+    nests = False
+    """Or has raised: only the stack tells which is outermost."""
+    makes_state = False
+
+
 class Watch:
     def __init__(self, iterations: Iterations, memory: TorchMemory | None = None) -> None:
-        self.iterations = iterations
+        self._process = iterations.process
         self.memory = memory
         self.active = False
         self._undo: list[Callable[[], None]] = []
-        self._step_began = False  # and has not ended, or it raised
+        self._step = _Step()
         self._step_code: Any = None  # of the function of torch's that calls the hooks around a step
-        self._steps_nest = False  # or have raised, or run in several threads: only the stack tells which is outermost
-        self._steps_taken = 0
-        self._makes_state = False  # the step that runs
         self._stateless: dict[int, ReferenceType[Any]] = {}  # optimizers that had none after a step
         self._looking: Any = None  # torch's dictionary of forward pre-hooks
         self._key = 0  # ours in that dictionary, and in a module's own while its call is followed
-        self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed
+        self._calls: dict[int, Any] = {}  # by thread: the frame of the call that is followed, and its module
+        self._calls_lock = Lock()
         self._usual: Usual | None = None
         self._usual_times = 0
         self._following = Following()
+        self._several = False  # threads iterate, or did lately
+        self._alone = 0  # so many iterations that were all alike, of one of them, since another one had one
         self._unseen = False  # a backward or a step is under way that began while iterations followed one another
-        self._cut = False  # they were let go of by another thread, perhaps in the middle of a forward
+        self._cut = 0  # the thread in which they did; they were let go of, perhaps in the middle of a forward
         self._serving: Serving | None = None
         self._forwarded: list[ReferenceType[Any]] = []  # in the iteration that is open, if it is a usual one
         self._habits = Habits()
@@ -156,19 +168,28 @@ class Watch:
                 missing.append(f"{part} ({error})")
         if missing:
             say(f"this torch ({torch.__version__}) does not show everything; doing without: {', '.join(missing)}")
-        self.iterations.on_boundary = self._look
-        self.iterations.on_failure = uninstall
-        self.iterations.on_mark = self._marked
-        self.iterations.graph_is_alive = self._trained.graph_is_alive
+        process = self._process
+        process.on_boundary = self._look
+        process.on_failure = uninstall
+        process.on_mark = self._marked
+        process.on_another_thread = self._another_thread_iterates
+        process.graph_is_alive = self._trained.graph_is_alive
+        process.is_in_backward = is_in_backward
 
     def uninstall(self) -> None:
         self.active = False
         self.guarded(self.leave_usual)
         self._ignore_forwards()
-        self.iterations.on_boundary = self.iterations.on_failure = self.iterations.on_mark = None
+        process = self._process
+        process.on_boundary = process.on_failure = process.on_mark = process.on_another_thread = None
         while self._undo:
             self._undo.pop()()
         self._following.forget()
+
+    @property
+    def iterations(self) -> Iterations:
+        """Of this thread."""
+        return self._process.machine()
 
     @property
     def follows(self) -> bool:
@@ -205,37 +226,53 @@ class Watch:
         self._look()
 
     def look_as_before(self) -> None:
+        """As it should be where this capture had not been."""
         if self.iterations.kind is not NONE:
             self._ignore_forwards()
 
     def _look(self) -> None:
         """Look for the next top-level forward."""
         if self.active and self._looking is not None:
+            if self._several:
+                self.iterations.looks = True
             self._looking[self._key] = self._pre_hook
 
     def _ignore_forwards(self) -> None:
-        if self._looking is not None:
+        if self._several:
+            # Another thread may be looking for its own.
+            self.iterations.looks = False
+        elif self._looking is not None:
             self._looking.pop(self._key, None)
+
+    def _looks(self) -> bool:
+        return self._key in self._looking and (not self._several or self.iterations.looks)
+
+    def _another_thread_iterates(self) -> None:
+        self._several = True
+        self._look()
 
     def _before_forward(self, module: Any, args: Any) -> None:
         if is_dynamo_compiling() or _flags._is_compiling_flag or not self.active:
             return
         try:
+            if self._several and not self.iterations.looks:
+                return
             usual = self._usual
             if usual is not None and self._usual_forward_began(usual, module):
                 return
             if not (module._modules or module._parameters or module._buffers):
                 return
-            if self._cut:
+            if self._cut and self._cut == get_ident():
                 if _is_inside_another(_getframe(1)):
                     return  # the rest of that forward
-                self._cut = False
+                self._cut = 0
             if self._serves(module) or self._forward_began(module, module.training):
                 frame = _getframe(1)
                 # As register_forward_hook does, for a seventh of its time. Torch looks at these after the forward ran.
-                module._forward_hooks[self._key] = _after_forward
-                module._forward_hooks_always_called[self._key] = True
-                self._calls[get_ident()] = frame.f_back
+                with self._calls_lock:
+                    module._forward_hooks[self._key] = _after_forward
+                    module._forward_hooks_always_called[self._key] = True
+                    self._calls[get_ident()] = frame.f_back, module
         except Exception as error:
             self.iterations.fail(error)
 
@@ -245,7 +282,7 @@ class Watch:
             return False
         if not module.training or not is_grad_enabled():
             return False
-        iterations = self.iterations
+        iterations = usual.iterations
         if iterations.kind is NONE:
             if not usual.begin():
                 return False
@@ -263,14 +300,17 @@ class Watch:
             # The call that was followed, and not one inside it or beside it of the same module: torch calls hooks from
             # a function inside the call, or after an exception from the call itself. (After an interrupt it calls none:
             # then the followed call is over, and the module's next one cleans up.)
-            call = self._calls.get(get_ident())
+            call, _ = self._calls.get(get_ident(), (None, None))
             if call is None or (frame is not call and frame.f_back is not call and is_running(call, frame)):
                 return
-            del self._calls[get_ident()]
-            # After an exception torch walks the live dictionary, which may lose its last entry and no other.
-            if next(reversed(module._forward_hooks)) == self._key or frame is not call:
-                del module._forward_hooks[self._key]
-                del module._forward_hooks_always_called[self._key]
+            with self._calls_lock:
+                del self._calls[get_ident()]
+                # After an exception torch walks the live dictionary, which may lose its last entry and no other.
+                # And another thread may be in a call of the same module.
+                shared = any(other is module for _, other in self._calls.values())
+                if not shared and (next(reversed(module._forward_hooks)) == self._key or frame is not call):
+                    del module._forward_hooks[self._key]
+                    del module._forward_hooks_always_called[self._key]
             self.forward_ended(module)
         except Exception as error:
             self.iterations.fail(error)
@@ -280,15 +320,20 @@ class Watch:
         # In this order: iterations that follow one another are usual ones.
         followed = self.follows
         self._following.end()
-        usual, self._usual, self._serving = self._usual, None, None
+        usual, serving, self._usual, self._serving = self._usual, self._serving, None, None
         self._habits.are_over()
-        if usual is not None and self.iterations.kind is TRAINING:
+        quick = usual or serving
+        iterations = self.iterations if quick is None else quick.iterations
+        if usual is not None and iterations.kind is TRAINING:
             has_begun = (followed and self._is_under_way()) or has_begun or not followed
             # (Of iterations that follow one another, forwards were not looked at.)
             modules = usual.modules.values() if followed else self._forwarded
-            self.iterations.goes_on(list(modules), has_begun=has_begun)
-        elif self.iterations.kind is NONE and self.memory is not None and self.active:
+            iterations.goes_on(list(modules), has_begun=has_begun)
+        elif iterations.kind is NONE and self.memory is not None and self.active:
             self.memory.rest()
+        if quick is not None and quick.thread != get_ident():
+            iterations.tell_others()
+            self._another_thread_iterates()
 
     def something_else_happens(self) -> None:
         """The iteration that is open, or is about to begin, is not like the others."""
@@ -296,8 +341,12 @@ class Watch:
             self.leave_usual()
         self._habits.saw_something_else()
 
-    def _may_be_usual(self) -> bool:
-        return self._looking is not None and self._sees_captures
+    def _are_alike(self, alike: bool) -> bool:
+        """Whether the next iteration may begin in a quick way: the last ones were `alike`."""
+        self._alone = self._alone + 1 if alike else 0
+        # (In a quick way, forwards of other threads are overlooked.)
+        enough = not self._several or self._alone >= ALONE
+        return alike and enough and self._looking is not None and self._sees_captures
 
     def _wrap_worker_loop(self, original: Any) -> Any:
         def worker_loop(*args: Any, **kwargs: Any) -> Any:
@@ -311,14 +360,14 @@ class Watch:
     def _run_on(self, usual: Usual) -> None:
         """The last iterations were all alike and nobody waits: from now on only their ends are looked at."""
         self._usual_times = 0
-        iterations = self.iterations
+        iterations = usual.iterations
         leader = None if iterations.leading is None else iterations.leading()
         optimizers = [known.optimizer() for known in usual.optimizers.values()]
         if leader is None or not self._following.can_begin or all(known is not leader for known in optimizers):
             return
         turn, self._following.on = None, True
         try:
-            turn = iterations.run_on(self._sits)
+            turn = iterations.run_on(functools.partial(self._sits, iterations))
         finally:
             # (Also where the handler of a signal raised. Else it may be over already, by another thread.)
             if turn is None:
@@ -330,15 +379,15 @@ class Watch:
         sorts = self.memory is not None and self.memory.active
         self._following.begin(turn, iterations, leader, [known for known in optimizers if known is not None], sorts)
 
-    def _sits(self) -> None:
+    def _sits(self, iterations: Iterations) -> None:
         """From another thread: no iteration has ended for long, and somebody waits."""
         # (If it fails, the hooks see to it when the script goes on.)
         with contextlib.suppress(Exception):
-            self.iterations.let_go(self._cut_off, self._is_under_way)
+            iterations.let_go(functools.partial(self._cut_off, iterations), self._is_under_way)
 
-    def _cut_off(self) -> None:
+    def _cut_off(self, iterations: Iterations) -> None:
         self._look_closely()
-        self._cut = True
+        self._cut = iterations.thread
 
     def _is_under_way(self) -> bool:
         """Whether a backward or a step is that was not seen to begin. To be asked once there are hooks again."""
@@ -352,26 +401,31 @@ class Watch:
 
     def _marked(self) -> None:
         """The script says itself where an iteration is."""
-        if self.follows:
+        quick = self._usual or self._serving
+        if quick is not None and quick.thread != get_ident():
+            self.leave_usual()
+        elif self.follows:
             self._look_closely()
 
     def begin_anew(self) -> None:
         """For the child of a fork: the iterations and the memory that are open are the parent's, as is the lease."""
-        self.iterations.begin_anew()
+        self._process.first.begin_anew()
         if self.memory is not None:
             self.memory.begin_anew()
         self._look_closely()
         self._serving = None
-        self._calls.clear()
-        self._step_began = self._makes_state = self._unseen = self._cut = False
+        self._calls, self._calls_lock, self._step = {}, Lock(), _Step()
+        self._several = self._unseen = False
+        self._cut = 0
         self._look()
 
     def _serves(self, module: Any) -> bool:
         """The forward is like all those before it, and has begun."""
-        serving, iterations = self._serving, self.iterations
-        if serving is None or serving.module() is not module or iterations.kind is not NONE or is_grad_enabled():
+        serving = self._serving
+        if serving is None or serving.module() is not module or serving.thread != get_ident() or is_grad_enabled():
             return False
-        if serving.thread != get_ident() or not serving.begin():
+        iterations = serving.iterations
+        if iterations.kind is not NONE or not serving.begin():
             return False
         iterations.kind, iterations.thread = INFERENCE, serving.thread
         self._looking.pop(self._key, None)
@@ -385,7 +439,7 @@ class Watch:
         if self._usual is not None or self._serving is not None:
             self.leave_usual()
         self._habits.saw_forward(module, trains=training and is_grad_enabled())
-        stepping = (self._step_began and self._steps_on(_getframe(1)) > 0) or (self._unseen and self._is_under_way())
+        stepping = (self._step.began and self._steps_on(_getframe(1)) > 0) or (self._unseen and self._is_under_way())
         followed = iterations.forward(module, training, is_grad_enabled(), stepping)
         self._ignore_forwards()
         if iterations.kind is NONE:
@@ -397,7 +451,7 @@ class Watch:
         iterations, serving = self.iterations, self._serving
         mine = iterations.kind is INFERENCE and iterations.thread == get_ident()
         if serving is not None:
-            if mine:
+            if mine and serving.iterations is iterations:
                 # In this order: whoever is interrupted on the way out begins again, with a lease.
                 self._looking[self._key] = self._pre_hook
                 iterations.kind = NONE
@@ -408,30 +462,33 @@ class Watch:
         iterations.returned()
         if iterations.kind is TRAINING:
             self._look()
-        elif mine and self._habits.saw_inference(None if is_grad_enabled() else module) and self._may_be_usual():
+        elif mine and self._are_alike(self._habits.saw_inference(None if is_grad_enabled() else module)):
             quick = iterations.usual()
-            self._serving = None if quick is None else Serving(get_ident(), ref(module), *quick)
+            if quick is not None:
+                self._serving, self._several = Serving(get_ident(), iterations, ref(module), *quick), False
 
     def _wrap_train(self, original: Any) -> Any:
         def train(module: Any, mode: bool = True) -> Any:
             # After a forward nothing is looked for until its backward, but an evaluation may come instead.
-            if not mode and not is_compiling() and self.iterations.kind is TRAINING:
-                if self._usual is not None:
-                    self.guarded(self.leave_usual)
-                self._look()
+            if not mode and not is_compiling():
+                known = self._process.known()
+                if known is not None and known.kind is TRAINING:
+                    if self._usual is not None and self._usual.iterations is known:
+                        self.guarded(self.leave_usual)
+                    self._look()
             return original(module, mode)
 
         return train
 
     def usual_forward_began(self, module: Any) -> bool:
         usual = self._usual
-        if usual is not None and self._key in self._looking:
+        if usual is not None and self._looks():
             self._usual_forward_began(usual, module)
         return usual is not None
 
     def compiled_forward_began(self, module: Any) -> bool:
         self._habits.saw_something_else()
-        if self._looking is not None and self._key not in self._looking:
+        if self._looking is not None and not self._looks():
             return False
         return self._forward_began(module, getattr(module, "training", True))
 
@@ -440,12 +497,12 @@ class Watch:
             self.iterations.step_began()
 
     def step_of_no_hook_ended(self, *optimizers: Any) -> None:
-        self._steps_taken += 1
+        self.iterations.steps += 1
         capture = self._graphs.noting()
         if capture is not None:
             for optimizer in optimizers:
                 capture.saw_step(optimizer)
-        elif not self._step_began and not capturing():
+        elif not self._step.began and not capturing():
             self.iterations.step_ended(*optimizers)
 
     def stop_running_on(self, *, has_begun: bool = False) -> None:
@@ -509,9 +566,11 @@ class Watch:
                 return original(*args, **kwargs)
             # (tensors, grad_tensors, retain_graph, create_graph): a graph that is kept may be run through again.
             keeps = any(args[2:4]) or bool(kwargs.get("retain_graph") or kwargs.get("create_graph"))
-            if self._usual is not None:
-                if iterations.kind is TRAINING and not keeps and not iterations.backwards:
-                    return self._usual_backward(original, args, kwargs)
+            usual = self._usual
+            if usual is not None:
+                mine = usual.iterations is iterations
+                if mine and iterations.kind is TRAINING and not keeps and not iterations.backwards:
+                    return self._usual_backward(iterations, original, args, kwargs)
                 self.guarded(self.leave_usual)
             graph_is_gone = False
             try:
@@ -534,16 +593,16 @@ class Watch:
 
         return backward
 
-    def _usual_backward(self, original: Any, args: Any, kwargs: Any) -> Any:
-        running = self.iterations.backwards
+    def _usual_backward(self, iterations: Iterations, original: Any, args: Any, kwargs: Any) -> Any:
+        running = iterations.backwards
         running.append(None)
         try:
             result = original(*args, **kwargs)
-            self.iterations.wants_backward = False
+            iterations.wants_backward = False
             return result
         finally:
-            if self.iterations.stepped_in_backward:
-                self.guarded(self.iterations.backward_ended, True)
+            if iterations.stepped_in_backward:
+                self.guarded(iterations.backward_ended, True)
             elif running:
                 running.pop()
             self._look()  # what comes may be an evaluation, instead of the step
@@ -572,9 +631,11 @@ class Watch:
 
     def _wrap_optimizer_init(self, original: Any) -> Any:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self.iterations.has_optimizer = True
+            self._process.optimizer_made(optimizer)
             self._trained.add(optimizer)
-            self.stop_running_on()
+            if self._usual is not None:
+                # Who leads depends on when it was made.
+                self.guarded(self.leave_usual)
             original(optimizer, *args, **kwargs)
 
         return __init__
@@ -590,21 +651,22 @@ class Watch:
                 if not self.follows and self._usual_step_began(usual, optimizer, args, kwargs):
                     return
                 self.leave_usual()
-            if self._step_began:
-                self._steps_nest = True
+            step, iterations = self._step, self._process.machine(optimizer)
+            if step.began:
+                step.nests = True
             elif self._step_code is None:
                 self._step_code = _getframe(1).f_code
                 self._following.knows_code(self._step_code)
-            self._step_began = True
+            step.began = True
             # With a closure the forward runs inside the step, and that is no state of the optimizer's.
             closure = _has_closure(args, kwargs)
             if closure:
-                self._habits.saw_closure(begins=self.iterations.kind is NONE)
-            self.iterations.step_began()
+                self._habits.saw_closure(begins=iterations.kind is NONE)
+            iterations.step_began()
             memory = self.memory
             if memory is not None and memory.active and not closure and self._will_make_state(optimizer):
                 memory.first_step_began()
-                self._makes_state = True
+                step.makes_state = True
         except Exception as error:
             self.iterations.fail(error)
 
@@ -616,8 +678,10 @@ class Watch:
 
     def _usual_step_began(self, usual: Usual, optimizer: Any, args: Any, kwargs: Any) -> bool:
         known: Any = usual.optimizers.get(id(optimizer))
-        iterations = self.iterations
-        if known is None or known.optimizer() is not optimizer or self._step_began or iterations.backwards:
+        iterations, step = usual.iterations, self._step
+        if known is None or known.optimizer() is not optimizer or step.began or iterations.backwards:
+            return False
+        if usual.thread != get_ident():
             return False
         memory = self.memory
         if memory is not None and memory.active and self._will_make_state(optimizer):
@@ -625,13 +689,13 @@ class Watch:
         if known.closure != ((len(args) > 1 or bool(kwargs)) and _has_closure(args, kwargs)):
             return False
         if known.closure:
-            if iterations.kind is not NONE or usual.thread != get_ident() or not usual.begin():
+            if iterations.kind is not NONE or not usual.begin():
                 return False
             self._forwarded.clear()
             iterations.kind = TRAINING
         elif iterations.kind is not TRAINING:
             return False
-        self._step_began = True
+        step.began = True
         return True
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -640,40 +704,48 @@ class Watch:
         try:
             capture = self._graphs.noting()
             if capture is not None:
-                self._steps_taken += 1
+                self.iterations.steps += 1
                 capture.saw_step(optimizer)
                 return
             usual = self._usual
             if usual is not None:
                 if not self.follows and self._usual_step_ended(usual, optimizer):
                     return
-                self.leave_usual(has_begun=True)
-            if self._steps_nest and self._steps_on(_getframe(1)) > 1:
+                self._leave_usual_after_step(usual)
+            step, iterations = self._step, self._process.machine(optimizer)
+            if step.nests and self._steps_on(_getframe(1)) > 1:
                 return  # of a subclass that calls super().step(), or of an optimizer around this one
-            self._step_began = False
-            self._steps_taken += 1
+            step.began = False
+            iterations.steps += 1
             memory = self.memory
-            if self._makes_state:
-                self._makes_state = False
+            if step.makes_state:
+                step.makes_state = False
                 if not optimizer.state:
                     self._stateless = with_one_more(self._stateless, id(optimizer), ref(optimizer))
-                if memory is not None and self.iterations.kind is not NONE:
+                if memory is not None and iterations.kind is not NONE:
                     memory.first_step_ended()
             if (memory is not None and not memory.gpu_is_used) or not capturing():
-                self.iterations.step_ended(optimizer)
-                if self._habits.saw_step(optimizer) and self._may_be_usual():
-                    self._usual, self._usual_times = self._habits.usual(self.iterations), 0
+                iterations.step_ended(optimizer)
+                if self._are_alike(self._habits.saw_step(optimizer)):
+                    usual = self._habits.usual(iterations)
+                    if usual is not None:
+                        self._several, self._usual_times, self._usual = False, 0, usual
         except Exception as error:
             self.iterations.fail(error)
 
+    def _leave_usual_after_step(self, usual: Usual) -> None:
+        mine = usual.thread == get_ident()
+        followed = self.follows
+        self.leave_usual(has_begun=mine)
+        if followed and not mine:
+            # What led to this step was not looked for.
+            self.iterations.step_began()
+
     def _usual_step_ended(self, usual: Usual, optimizer: Any) -> bool:
-        iterations, known = self.iterations, usual.optimizers.get(id(optimizer))
-        if (
-            known is None
-            or known.optimizer() is not optimizer
-            or iterations.kind is not TRAINING
-            or iterations.backwards
-        ):
+        iterations, known = usual.iterations, usual.optimizers.get(id(optimizer))
+        if known is None or known.optimizer() is not optimizer or usual.thread != get_ident():
+            return False
+        if iterations.kind is not TRAINING or iterations.backwards:
             return False
         leader = None if iterations.leading is None else iterations.leading()
         counted = leader is optimizer
@@ -685,8 +757,8 @@ class Watch:
         if not usual.end(counted):
             iterations.kind = TRAINING
             return False
-        iterations.wants_backward = self._step_began = False
-        self._steps_taken += 1
+        iterations.wants_backward = self._step.began = False
+        iterations.steps += 1
         iterations.steps_of_others = 0 if counted else iterations.steps_of_others + 1
         self._usual_times += 1
         if self._usual_times >= habits.AFTER:
@@ -694,7 +766,7 @@ class Watch:
         return True
 
     def steps_taken(self) -> int:
-        return self._steps_taken + self._following.steps_taken
+        return self.iterations.steps + self._following.steps_taken
 
     def _steps_on(self, frame: Any) -> int:
         """Of how many steps of optimizers does this frame lie within?"""

@@ -109,7 +109,7 @@ class Graphs:
                 self._guarded(ended)
 
     def _replay_began(self, captured: Captured) -> Callable[[], None] | None:
-        inside = captured.content is not Content.STEP and (_graph_task() != -1 or self._is_inside_a_call())
+        inside = captured.content is not Content.STEP and (is_in_backward() or self._is_inside_a_call())
         iterations = self._watch.iterations
         if not inside or iterations.kind is NONE:
             self._watch.something_else_happens()
@@ -124,6 +124,11 @@ class Graphs:
         except Exception as error:
             self._watch.iterations.fail(error)
             return None
+
+
+def is_in_backward() -> bool:
+    """Whether this thread is at work for a backward: the one that called for it, or one of torch's own."""
+    return _graph_task() != -1
 
 
 def capturing() -> bool:

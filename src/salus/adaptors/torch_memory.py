@@ -396,3 +396,9 @@ class RoutedLease:
 
     def goes_on(self) -> None:
         self._lease.goes_on()
+
+    def count(self, iterations: int) -> None:
+        self._lease.count(iterations)
+
+    def is_wanted(self) -> bool:
+        return self._lease.is_wanted()

@@ -244,6 +244,21 @@ class Lease:
                     self._announced_ns = _now_ns()
                     self._memory.will_yield()
 
+    def count(self, iterations: int) -> None:
+        """These ended while another thread of the script was inside an iteration: no boundary."""
+        with self._lock:
+            words, now = self._words, _now_ns()
+            began = words[_BEGAN]
+            if words[_STATE] == _ITERATING and began:
+                # In this order; `Page.used` counts on it.
+                words[_BEGAN] = now
+                words[_BUSY] += now - began
+            words[_ITERATIONS] += iterations
+
+    def is_wanted(self) -> bool:
+        """Somebody waits: it is given up at the next boundary."""
+        return self._holding and bool(self._words[_REVOKE])
+
     # The same for a job that holds its lease and that nobody waits for, without the lock and in one call each. What is
     # cold costs: at a boundary the caches are full of the script's numbers.
 
