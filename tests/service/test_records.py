@@ -99,7 +99,9 @@ def test_who_waits_for_a_job_waits_on_when_the_service_is_killed(serve):
 
 def test_a_connection_that_is_reset_is_a_service_that_is_gone(serve):
     with serve().connect() as connection:
-        reset = SimpleNamespace(recvmsg=_reset, shutdown=lambda _: None, close=connection._sock.close)
+        reset = SimpleNamespace(
+            recvmsg=_reset, shutdown=lambda _: None, close=connection._sock.close, detach=connection._sock.detach
+        )
         connection._sock = reset
         with pytest.raises(NoService):
             connection.receive()
