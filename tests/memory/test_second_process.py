@@ -34,3 +34,19 @@ def test_a_second_process_iterates_without_the_service_and_without_an_error(serv
         first.begin()
         first.end()
         assert service.jobs()["twice"]["iterations"] == 2, "the first one is managed as before"
+
+
+def test_a_job_that_attached_before_it_had_memory_is_told_that_it_takes_turns_only(serve, capsys):
+    """Its first iteration, or a mark, came before the first use of the GPU."""
+    service = serve()
+    with service.connect() as launcher:
+        job = launcher.request(msg.Register("early", ["x"], "/"))
+        lease = Lease(service.socket, job.job_id, job.token)
+        lease.begin()
+        lease.end()
+        assert not lease.attach(NeverOpened())
+        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("salus: ")]
+        assert len(said) == 1 and said[0].endswith("shares the GPU by turns, not its memory")
+        lease.begin()
+        lease.end()
+        assert service.jobs()["early"]["iterations"] == 2

@@ -188,6 +188,8 @@ class Lease:
     def attach(self, memory: Memory) -> bool:
         """Attaches now, with an arena, because the device is used from now on. False: there will be none."""
         with self._lock:
+            if self._managed and self._attached:
+                say("an iteration ran before the GPU was first used; this job shares the GPU by turns, not its memory")
             if not self._managed or self._attached:
                 return False
             self._memory = memory
