@@ -44,6 +44,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "replay": ("replay", "nowhere.jsonl"),
     "clean": ("clean", "--dry-run"),
     "marks": ("marks",),
+    "install-service": ("install-service", "--user", "--print"),
     "install-hook": ("install-hook", "--python", "/nowhere/python"),
     "config": ("config",),
     "config set": ("config", "set", "service.policy", "nonsense"),
