@@ -208,3 +208,23 @@ def test_without_paging_the_context_of_one_that_waits_does_not_take_what_another
     world.ask_for_context("b")
     assert not any(isinstance(action, act.RefuseGrowth) for action in world.want("a", footprint(4, 10.5, 1)))
     world.drain()
+
+
+@pytest.mark.parametrize(
+    "policy", ["fair:patience=1", "fair:by=user,patience=1", "priority:patience=1", "rr:patience=1"]
+)
+def test_a_job_that_waits_for_one_that_runs_alone_is_looked_at_again(policy):
+    """Its patience ends while it is still ahead of the other. Nothing happens then, but that the other catches up."""
+    world = World(policy=policy, quantum_s=0.02)
+    world.arrive("first", footprint(10, 2), owner=1)
+    for _ in range(2000):
+        world.answer_all()
+        if world.now > 5 and "second" not in world.places:
+            world.arrive("second", footprint(10, 2), owner=2)
+        for name in world.running():
+            if world.places[name].holds_lease:
+                world.iterate(name, gpu_time_s=0.1)
+        if world.timer_s is not None and world.timer_s <= world.now:
+            world.fire_timer()
+    had = [job.attained_s for job in world.scheduler.jobs.values()]
+    assert min(had) > 0.4 * sum(had)

@@ -19,7 +19,14 @@ from tests.core.world import CLASSES, GIB, World, make_policy
 
 UNIT = GIB // 2
 CAPACITY = 16
-POLICIES = [*sorted(CLASSES), "fair:by=memory", "srtf:fill=off"]
+POLICIES = [
+    *sorted(CLASSES),
+    "fair:by=memory",
+    "fair:by=user",
+    "fair:by=user-memory",
+    "priority:by=user",
+    "srtf:fill=off",
+]
 
 # Long histories of many jobs: the interesting states need several jobs that get in each other's way.
 EVERYTHING = (
@@ -54,6 +61,7 @@ def play(world: World, history: History) -> None:
                 owner=which % 2,
                 priority=which % 3,
                 weight=1 + which % 4,
+                owner_weight=1 + which % 2,
                 length_s=None if which % 7 == 0 else float(which),
                 utilization=None if which % 2 else (which % 11) / 10,
             )
@@ -188,7 +196,9 @@ def test_the_same_events_give_the_same_actions(history, policy):
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 14), st.integers(1, 3)), min_size=2, max_size=6),
-    st.sampled_from(["fair:patience=20", "fair:by=memory,patience=20", "rr:patience=20", "las"]),
+    st.sampled_from(
+        ["fair:patience=20", "fair:by=memory,patience=20", "fair:by=user,patience=20", "rr:patience=20", "las"]
+    ),
 )
 # Two that were kept out for longer than is owed to them come in together, at the same mark, again and again.
 @example([(1, 13, 2), (9, 0, 1), (1, 13, 2), (9, 1, 1), (9, 12, 1)], "fair:patience=20")

@@ -66,7 +66,7 @@ def test_fair_gives_one_two_four_as_one_two_four(needs):
     assert had["c"] / had["a"] == pytest.approx(4, rel=0.05)
 
 
-@pytest.mark.parametrize("policy", ["fair", "fair:by=memory", "priority", "las", "rr"])
+@pytest.mark.parametrize("policy", ["fair", "fair:by=memory", "fair:by=user", "priority", "las", "rr"])
 def test_lanes_do_not_wait_for_one_another_while_jobs_in_them_take_turns(policy):
     # Two lanes with two jobs each, which leave one another half of the GPU.
     jobs = [
@@ -252,7 +252,7 @@ def test_las_serves_newcomers_first_without_knowing_any_length():
     assert records["new"].jct_s < 23
 
 
-@pytest.mark.parametrize("policy", ["fair:patience=60", "rr:patience=60", "las"])
+@pytest.mark.parametrize("policy", ["fair:patience=60", "fair:by=user,patience=60", "rr:patience=60", "las"])
 def test_nobody_starves_behind_jobs_that_hardly_ever_end(policy):
     jobs = [job(f"j{number}", 3000, needs=footprint(7, 2)) for number in range(6)]
     outcome = simulate(policy, *jobs)
@@ -265,7 +265,7 @@ def test_every_policy_says_in_one_line_what_it_does(policy):
     assert 10 < len(line) < 100
 
 
-@pytest.mark.parametrize("policy", sorted(CLASSES))
+@pytest.mark.parametrize("policy", [*sorted(CLASSES), "fair:by=user", "fair:by=user-memory", "priority:by=user"])
 @pytest.mark.parametrize("quantum_s", [0.0, 1.0, 60.0])
 def test_every_policy_finishes_a_crowd_of_jobs_of_all_sizes(policy, quantum_s):
     sizes = [(1, 3), (3, 12), (6, 2), (0.2, 0.5), (2, 7), (9, 6), (0, 0), (5, 5)]
@@ -277,6 +277,7 @@ def test_every_policy_finishes_a_crowd_of_jobs_of_all_sizes(policy, quantum_s):
             iteration_s=0.5,
             needs=footprint(*sizes[n % len(sizes)]),
             priority=n % 3,
+            owner=n % 4 // 2,
         )
         for n in range(24)
     ]
@@ -292,8 +293,8 @@ def test_an_unknown_policy_lists_those_there_are():
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("fair:by=colour", r"by='colour' is not understood; expected time\|memory \(what is shared"),
-        ("fair:speed=9", r"fair has no parameter 'speed'; it takes: by=time\|memory .*patience="),
+        ("fair:by=colour", r"by='colour' is not understood; expected time\|memory\|user\|user-memory \(who shares"),
+        ("fair:speed=9", r"fair has no parameter 'speed'; it takes: by=time\|memory\|user\|user-memory .*patience="),
         ("fifo:fill=on", r"fifo has no parameter 'fill'; it takes: none"),
         ("fair:by", r"'by' is not understood; write parameters as name=value"),
         ("fair:patience=soon", r"expected a number above 0"),

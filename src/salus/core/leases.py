@@ -16,7 +16,7 @@ from bisect import insort
 from salus.core.actions import GrantLease, PromiseLease, RevokeLease, WithdrawPromise
 from salus.core.model import Job, LaneId, Lease
 from salus.core.order import Entry, rank
-from salus.core.policies.base import Rotation
+from salus.core.policies.base import Rotation, lease_entry
 from salus.core.state import LaneLeases, State
 
 SHORTEST_TICK_S = 0.005
@@ -41,7 +41,7 @@ def start_competing(st: State, job: Job) -> None:
         lane = st.leases[_lane(job)]
         if job not in lane.ready and not job.holds:
             lane.newcomers[job.job_id] = st.now
-        lane.ready.put(job, st.policy.lease_order(job))
+        put_in_order(st, lane, job)
 
 
 def stop_competing(st: State, job: Job) -> None:
@@ -125,7 +125,11 @@ def serve(st: State, job: Job, ran_s: float, gpu_time_s: float, iterations: int)
         lane = st.leases[job.lane]
         lane.had_s[job.job_id] = lane.had_s.get(job.job_id, 0.0) + ran_s
         if job in lane.ready:
-            lane.ready.put(job, st.policy.lease_order(job))
+            put_in_order(st, lane, job)
+
+
+def put_in_order(st: State, lane: LaneLeases, job: Job) -> None:
+    lane.ready.put(job, st.policy.lease_order(job), st.policy.group(job))
 
 
 def first_of_each_lane(st: State) -> list[Entry]:
@@ -135,7 +139,7 @@ def first_of_each_lane(st: State) -> list[Entry]:
         if lane.holder is not None and (lane.holder.stalled or lane.holder.stuck):
             continue
         if lane.heir is not None:
-            entries.append((st.policy.lease_order(lane.heir), lane.heir.arrival, lane.heir))
+            entries.append(lease_entry(st.policy, lane.heir))
             continue
         entry = lane.ready.first_entry(besides=st.vacating)
         if entry is not None:
@@ -150,7 +154,7 @@ def would_run(st: State, job: Job, firsts: list[Entry] | None = None) -> bool:
     `firsts` is what `first_of_each_lane` said, where the caller has it.
     """
     entries = [entry for entry in firsts or first_of_each_lane(st) if entry[2] is not job]
-    insort(entries, (st.policy.lease_order(job), job.arrival, job), key=rank)
+    insort(entries, lease_entry(st.policy, job), key=rank)
     return job in st.policy.choose([entry[2] for entry in entries], st.moment)
 
 

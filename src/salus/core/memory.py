@@ -30,6 +30,7 @@ from salus.core.events import JobReturned
 from salus.core.lanes import LaneTable, Place, Step
 from salus.core.model import LANE_PHASES, QUEUED_PHASES, Job, Lease, Phase
 from salus.core.order import Entry
+from salus.core.policies.base import memory_rank
 from salus.core.state import LaneLeases, State
 
 LOOKAHEAD = 16
@@ -110,7 +111,20 @@ def _next_in_line(st: State) -> list[Job]:
         head += [job for job in st.returning.head(RETURNING_LOOKAHEAD) if job.job_id not in known]
     if len(st.returning) and st.policy.patience_s and room.waits_for_newcomers(st):
         head = _who_can_compute_first(st, head)
-    return head
+    return _keep_room_for_whom_it_was_made(st, head) if st.waiting.in_groups else head
+
+
+def _keep_room_for_whom_it_was_made(st: State, head: list[Job]) -> list[Job]:
+    """Where groups take turns in the queue, a displaced job may be ahead of the one that displaced it, and would take
+    the room back at once, again and again. So the waiting job goes ahead of all that it comes before in the policy's
+    own order."""
+    job = st.room_for
+    if job is None or job not in st.waiting:
+        return head
+    ours = memory_rank(st.policy, job)
+    others = [other for other in head if other is not job]
+    at = next((place for place, other in enumerate(others) if ours < memory_rank(st.policy, other)), len(others))
+    return [*others[:at], job, *others[at:]]
 
 
 def _who_can_compute_first(st: State, head: list[Job]) -> list[Job]:

@@ -78,6 +78,8 @@ class JobSpec:
     """Declared or seen before, rather than a first reservation to grow from."""
     owner: int = 0
     """The uid the job belongs to. Lanes are shared within an owner unless told otherwise."""
+    owner_weight: float = 1.0
+    """How much the owner gets where users share: 2 is twice as much as 1. The same for all jobs of an owner."""
     priority: int = 0
     """Larger is more urgent."""
     weight: float = 1.0
@@ -88,11 +90,12 @@ class JobSpec:
     """The part of the GPU the job keeps busy when it runs alone, 0 to 1."""
 
     def __post_init__(self) -> None:
-        if not LIGHTEST <= self.weight <= HEAVIEST:
-            # Beyond, what one job got would drown in the rounding of what another did.
-            raise ValueError(
-                f"job {self.job_id}: weight is {self.weight}, it must be a number from {LIGHTEST:g} to {HEAVIEST:g}"
-            )
+        for what, weight in (("weight", self.weight), ("weight of its owner", self.owner_weight)):
+            if not LIGHTEST <= weight <= HEAVIEST:
+                # Beyond, what one job got would drown in the rounding of what another did.
+                raise ValueError(
+                    f"job {self.job_id}: {what} is {weight}, it must be a number from {LIGHTEST:g} to {HEAVIEST:g}"
+                )
         if self.length_s is not None and not 0 <= self.length_s < float("inf"):
             raise ValueError(f"job {self.job_id}: length is {self.length_s} s, it must be a number, 0 or more")
         if self.iterations is not None and self.iterations < 0:

@@ -13,12 +13,14 @@ from salus.core import leases
 from salus.core.actions import LeaveLane, PageOut
 from salus.core.lanes import LaneTable
 from salus.core.model import BEGINS_S, Job, Lease, Phase
-from salus.core.policies.base import Rotation
+from salus.core.policies.base import Rotation, memory_rank
 from salus.core.state import State
 
 COMING_S = 1.0
 """For a job that is on its way in, one that runs is kept on the GPU for this long at the most. More than the patience
 of a policy would make newcomers leave again as soon as they are in."""
+CATCHES_UP_S = 1.0
+"""How often a job is looked at again that has had patience for long enough and is ahead of those with memory."""
 
 
 # The queue for memory
@@ -30,10 +32,10 @@ def enqueue(st: State, job: Job) -> None:
     if not wants_in(job):
         dequeue(st, job)
         return
-    key = st.policy.memory_order(job)
-    st.waiting.put(job, key)
+    key, group = st.policy.memory_order(job), st.policy.group(job)
+    st.waiting.put(job, key, group)
     if job.phase is not Phase.WAITING:
-        st.returning.put(job, key)
+        st.returning.put(job, key, group)
 
 
 def dequeue(st: State, job: Job) -> None:
@@ -162,14 +164,14 @@ def vacate(st: State, jobs: list[Job], leave: Callable[[State, Job], None]) -> N
 
 def last_first(st: State, jobs: Iterable[Job]) -> list[Job]:
     """Whom to displace first: idle jobs, then those that were told already, then what the policy would run last."""
-    order = sorted(jobs, key=lambda job: (st.policy.memory_order(job), job.arrival), reverse=True)
+    order = sorted(jobs, key=lambda job: memory_rank(st.policy, job), reverse=True)
     return sorted(order, key=lambda job: (job.ready, job.stuck, job.job_id not in st.told_before))
 
 
 def whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
     """Jobs that have been idle for long, and those the policy allows. Asks to be woken when time may change that."""
     policy, moment = st.policy, st.moment
-    ours = (policy.memory_order(job), job.arrival)
+    ours = memory_rank(policy, job)
     keeps_busy = None if patient else _keeps_busy(st)
     victims = []
     for other in [other for other in st.on_gpu.values() if not (patient and other.ready)]:
@@ -184,7 +186,7 @@ def whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
         if patient:
             continue
         # One that comes before us in the order would take back at once what it gave up.
-        behind = ours < (policy.memory_order(other), other.arrival)
+        behind = ours < memory_rank(policy, other)
         if behind and policy.may_displace(job, other, moment):
             if other is not keeps_busy or not _is_kept(st, other, job):
                 victims.append(other)
@@ -200,7 +202,7 @@ def whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:
 def _keeps_busy(st: State) -> Job | None:
     """While one job gets ready to run, another must have something to compute: the first of those that can run."""
     begun = [job for job in st.on_gpu.values() if job.competing and not job.stuck and job.iterations_done]
-    return min(begun, key=lambda job: (st.policy.memory_order(job), job.arrival), default=None)
+    return min(begun, key=lambda job: memory_rank(st.policy, job), default=None)
 
 
 def waits_for_newcomers(st: State) -> bool:
@@ -239,9 +241,10 @@ def is_patient(st: State, job: Job) -> bool:
     if st.policy.is_patient(job, st.moment):
         st.wake_at(job.since + st.policy.patience_s)
         return True
-    if st.policy.rotates is not Rotation.NEVER and not st.policy.patience_s:
+    if st.policy.rotates is not Rotation.NEVER:
         # Whom it may displace changes as others run, and nothing else may happen that would make us ask again.
-        st.wake_at(st.now + max(st.config.quantum_s, leases.SHORTEST_TICK_S))
+        again_s = CATCHES_UP_S if st.policy.patience_s else leases.SHORTEST_TICK_S
+        st.wake_at(st.now + max(st.config.quantum_s, again_s))
     return False
 
 

@@ -2,7 +2,7 @@
 
 Two kinds of file are read, told apart by their columns; both are documented in docs/simulator.md.
 - Salus's own: job_id, submit_time, duration (or iterations with iteration_time), persistent, ephemeral, and as you like
-  internal, utilization, weight, priority, name.
+  internal, utilization, weight, priority, user, user_weight, name.
 - A cluster trace that names a model and no sizes: job_id, num_gpu, submit_time, iterations, model_name, duration. The
   sizes come from a profile (workload, persistent_mb, ephemeral_mb), or else from the built-in catalogue.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,6 +59,10 @@ class TraceJob:
     weight: float = 1.0
     priority: int = 0
     name: str = ""
+    user: str = ""
+    owner: int = 0
+    """The user's number; 0 where the trace names no user."""
+    user_weight: float = 1.0
     load: float | None = None
     """What it really takes of the GPU, where that is something else."""
 
@@ -70,6 +74,8 @@ class TraceJob:
         return JobSpec(
             job_id=self.job_id,
             footprint=self.footprint,
+            owner=self.owner,
+            owner_weight=self.user_weight,
             priority=self.priority,
             weight=self.weight,
             length_s=self.duration_s,
@@ -124,6 +130,8 @@ def read_trace(
         raise TraceError(f"{path}: column duration is missing; expected it, or both iterations and iteration_time")
     workloads = CATALOGUE if profile is None else profile
     first_row: dict[str, int] = {}
+    owners: dict[str, int] = {"": 0}
+    user_weights: dict[str, float] = {}
     jobs = []
     for number, row in enumerate(rows, start=1):
         job_id = row.get("job_id", _text)
@@ -136,7 +144,12 @@ def read_trace(
                 f"job {job_id} asks for {row.get('num_gpu', _count)} GPUs; expected 1 "
                 "(--ignore-num-gpu treats every job as a one-GPU job)",
             )
-        jobs.append(_job(row, job_id, workloads if by_model else None, capacity_bytes))
+        job = _job(row, job_id, workloads if by_model else None, capacity_bytes)
+        if user_weights.setdefault(job.user, job.user_weight) != job.user_weight:
+            raise row.error(
+                "user_weight", f"user {job.user or '(none)'} has {user_weights[job.user]:g} above; expected the same"
+            )
+        jobs.append(replace(job, owner=owners.setdefault(job.user, len(owners))))
     jobs.sort(key=lambda job: job.submit_s)
     return jobs
 
@@ -178,6 +191,8 @@ def write_trace(path: Path, jobs: Iterable[TraceJob]) -> None:
                 "utilization",
                 "weight",
                 "priority",
+                "user",
+                "user_weight",
                 "name",
             ]
         )
@@ -195,6 +210,8 @@ def write_trace(path: Path, jobs: Iterable[TraceJob]) -> None:
                     "" if job.utilization is None else job.utilization,
                     job.weight,
                     job.priority,
+                    job.user,
+                    job.user_weight,
                     job.name,
                 ]
             )
@@ -232,6 +249,8 @@ def _job(row: _Row, job_id: str, workloads: Mapping[str, Workload] | None, capac
         utilization=utilization,
         weight=row.get("weight", _positive, 1.0),
         priority=row.get("priority", _whole, 0),
+        user=row.get("user", _text, ""),
+        user_weight=row.get("user_weight", _positive, 1.0),
         name=name,
     )
 

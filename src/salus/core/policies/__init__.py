@@ -17,4 +17,18 @@ from salus.core.policies.srtf import Srtf
 
 SHIPPED: tuple[type[Policy], ...] = (Fair, Fifo, Las, Pack, Priority, RoundRobin, Srtf)
 
-__all__ = ["SHIPPED", "Moment", "Option", "Policy", "Rotation", "build", "fill"]
+DEFAULT_POLICY = "fair"
+DEFAULT_SYSTEM_POLICY = "fair:by=user"
+"""Of the machine-wide service: each user gets the same, however many jobs and whatever weights they have."""
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "DEFAULT_SYSTEM_POLICY",
+    "SHIPPED",
+    "Moment",
+    "Option",
+    "Policy",
+    "Rotation",
+    "build",
+    "fill",
+]

@@ -8,6 +8,7 @@ happened. A policy sees jobs and the moment, and changes neither.
 
 An order is a key: the job with the smaller one comes first, ties go to the job that arrived first. A job's keys may
 change only when that job ran, began to compete or was measured: the scheduler asks for them again then, and only then.
+What moves several jobs at once, like the share of the user they belong to, is the key of their group (`group`).
 A policy may keep notes of its own in the `on_...` methods.
 """
 
@@ -16,13 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from salus.core.model import Job, JobSpec
+from salus.core.order import Entry, Group, Key, group_key
 from salus.errors import RequestRejected
-
-if TYPE_CHECKING:
-    from salus.core.order import Key
 
 
 class Rotation(Enum):
@@ -98,6 +97,11 @@ class Policy:
 
     # The two questions.
 
+    def group(self, job: Job) -> Group | None:
+        """The group the job is in for as long as it is here; None: there is only one. Keys of jobs are compared inside
+        a group only."""
+        return None
+
     def memory_order(self, job: Job) -> Key:
         return job.arrival
 
@@ -143,6 +147,16 @@ class Policy:
         again after this."""
 
     def on_left(self, job: Job) -> None: ...
+
+
+def lease_entry(policy: Policy, job: Job) -> Entry:
+    """The job with a key that can be compared over all groups, as the policy sees it now."""
+    return (group_key(policy.group(job)), policy.lease_order(job)), job.arrival, job
+
+
+def memory_rank(policy: Policy, job: Job) -> tuple[Key, Key, int]:
+    """Of two jobs, the one with the smaller rank comes first for memory."""
+    return group_key(policy.group(job)), policy.memory_order(job), job.arrival
 
 
 def fill(firsts: Sequence[Job]) -> list[Job]:

@@ -19,10 +19,10 @@ class Priority(Fair):
     name = "priority"
 
     def memory_order(self, job: Job) -> Key:
-        return (-self._level(job), super().memory_order(job))
+        return (-self._level(job.spec), super().memory_order(job))
 
     def lease_order(self, job: Job) -> Key:
-        return (-self._level(job), super().lease_order(job))
+        return (-self._level(job.spec), super().lease_order(job))
 
     def may_displace(self, waiting: Job, resident: Job, moment: Moment) -> bool:
         if waiting.spec.priority != resident.spec.priority:
@@ -37,14 +37,8 @@ class Priority(Fair):
         return False
 
     def choose(self, firsts: Sequence[Job], moment: Moment) -> Iterable[Job]:
-        top = max(map(self._level, firsts), default=0)
-        return super().choose([job for job in firsts if self._level(job) == top], moment)
+        top = max((self._level(job.spec) for job in firsts), default=0)
+        return super().choose([job for job in firsts if self._level(job.spec) == top], moment)
 
-    def on_changed(self, job: Job, before: JobSpec) -> None:
-        """On its new level it is as far ahead of the others as it was on the old one: changing gains nothing."""
-        if job.spec.priority != before.priority:
-            ahead = max(0.0, self._marks[job.job_id] - self._floors[before.priority])
-            self._marks[job.job_id] = self._came_at[job.job_id] = self._floor(job) + ahead
-
-    def _level(self, job: Job) -> int:
-        return job.spec.priority
+    def _level(self, spec: JobSpec) -> int:
+        return spec.priority
