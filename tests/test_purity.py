@@ -44,13 +44,14 @@ MAY_IMPORT = {
         "names",
     },
     "adaptors": {"adaptors", "client", "errors"},
-    "config": {"config", "errors", "units", "paths", "plugins"},
+    "config": {"config", "core", "errors", "units", "paths", "plugins"},
     "service": {
         "names",
         "machine",
         "service",
         "protocol",
         "core",
+        "config",
         "errors",
         "paths",
         "plugins",
@@ -58,6 +59,7 @@ MAY_IMPORT = {
         "processes",
         "ending",
         "salus",
+        "units",
     },
     "simulate": {"simulate", "core", "errors", "units"},
     "bench": {

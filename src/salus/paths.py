@@ -13,7 +13,7 @@ from salus import machine
 from salus.errors import RequestRejected
 
 LONGEST_SOCKET_BYTES = 107
-OURS = ("service", "mps", "journal", "output", "history.sqlite", "jobs.sqlite", "kept-")
+OURS = ("service", "mps", "journal", "output", "history.sqlite", "jobs.sqlite", "usage.sqlite", "kept-")
 """How everything begins that is in our folders. A service for several users opens the one of its socket."""
 
 

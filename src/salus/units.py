@@ -23,6 +23,8 @@ _TIME_UNITS = (
     (86400.0, ("d", "day", "days")),
 )
 _TIME_FACTORS = {unit: factor for factor, units in _TIME_UNITS for unit in units}
+GIB = 2**30
+HOUR_S = 3600.0
 LARGEST_BYTES = 2**62
 LONGEST_S = 1000 * 365 * 86400.0
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"

@@ -28,6 +28,7 @@ SAMPLES = [
     msg.Finished(-9),
     msg.ListJobs(True),
     msg.GetStatus(),
+    msg.GetUsage(["user", "day"], "2026-11-01"),
     msg.CancelJob("1"),
     msg.SetJob("7", "name", 2.0, -1),
     msg.PauseJob("7"),

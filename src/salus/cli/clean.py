@@ -21,6 +21,7 @@ NAMES = {
     "output": ("output of ended jobs", "file"),
     "records": ("records of ended jobs", "job"),
     "history": ("what commands used before", "run"),
+    "usage": ("who used how much", "row"),
 }
 
 

@@ -31,6 +31,7 @@ from salus.cli import (
     simulate,
     streams,
     top,
+    usage,
 )
 from salus.errors import SalusError
 
@@ -55,6 +56,7 @@ for command in (
     ps.ps,
     top.top,
     logs.logs,
+    usage.usage,
     jobs.wait,
     jobs.cancel,
     change.pause,

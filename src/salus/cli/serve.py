@@ -21,6 +21,7 @@ from salus.errors import RequestRejected
 from salus.paths import socket_path, state_dir
 from salus.registry import open_registry
 from salus.service.access import access_of
+from salus.service.caps import Caps
 from salus.service.devices import Device
 from salus.service.gpu import Gpu, Nvml, choose_all
 from salus.service.systemd import tell_systemd
@@ -128,6 +129,7 @@ def _options(settings: Settings) -> Options:
         policy=settings[schema.POLICY],
         journal=settings[schema.JOURNAL],
         limits=limits_of(settings),
+        caps=Caps(settings.limits, lambda keys: str(settings.source_of(keys))),
         linger=settings[schema.LINGER],
         access=access,
         machine_wide=settings.machine_wide,

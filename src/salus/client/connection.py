@@ -99,6 +99,15 @@ class ServiceConnection:
             if not part.more:
                 return rows
 
+    def usage(self, by: list[str], since: str | None) -> list[dict[str, Any]]:
+        self.send(msg.GetUsage(by, since))
+        rows: list[dict[str, Any]] = []
+        while True:
+            part = self._answer()
+            rows += part.rows
+            if not part.more:
+                return rows
+
     def something_comes_within(self, seconds: float) -> bool:
         # Not select: a process with many files open has descriptors that it cannot take.
         poll = select.poll()

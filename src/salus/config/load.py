@@ -82,6 +82,10 @@ class Settings:
     def source(self, setting: Setting[Any]) -> Source:
         return self._found[setting.keys].source
 
+    def source_of(self, keys: Keys) -> Source:
+        """The same, also of a limit."""
+        return self._found[keys].source
+
     def label(self, setting: Setting[Any]) -> str:
         """How a message that complains about the value begins: `--gpu`, `/etc/salus/config.toml:3: service.gpu`."""
         return _label(setting.keys, self.source(setting))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 from salus.config.file import Keys
+from salus.core.policies import DEFAULT_POLICY, DEFAULT_SYSTEM_POLICY
 from salus.errors import RequestRejected
 from salus.plugins import load_policy
 from salus.units import parse_bytes, parse_duration
@@ -141,7 +142,8 @@ POLICY = Setting(
     "service.policy",
     Kind("a policy, see salus policy", _parse_policy, metavar="POLICY"),
     "Who runs when; see salus policy.",
-    "fair",
+    DEFAULT_POLICY,
+    machine_default=DEFAULT_SYSTEM_POLICY,
 )
 QUANTUM = Setting(
     "service.quantum",
@@ -258,6 +260,8 @@ class Caps:
     priority: int | None = None
     jobs: int | None = None
     memory: int | None = None
+    share: float | None = None
+    """No cap: what the user gets beside others, where users share."""
 
 
 CAPS: tuple[Setting[Any], ...] = (
@@ -269,6 +273,8 @@ CAPS: tuple[Setting[Any], ...] = (
     Setting("jobs", whole_number(0, 10**6), "How many jobs a user may have at once.", if_unset="no limit",
             owner_only=True),
     Setting("memory", SIZE, "How much memory a user's jobs may have together.", if_unset="no limit", owner_only=True),
+    Setting("share", number(0.001, 1000), "What a user gets beside others under fair:by=user; 2 is twice as much as 1.",
+            if_unset="1", owner_only=True),
 )  # fmt: skip
 
 
@@ -279,14 +285,23 @@ class Limits:
     groups: Mapping[str, Caps] = field(default_factory=dict)
 
     def of(self, user: str, groups: Iterable[str] = ()) -> Caps:
-        """The caps of one user. Each cap by itself: the user's own, else the most that a group allows, else that of
-        everybody."""
-        own = self.users.get(user, Caps())
-        mine = [self.groups[group] for group in groups if group in self.groups]
-        found: dict[str, Any] = {}
-        for cap in fields(Caps):
-            of_groups = [value for caps in mine if (value := getattr(caps, cap.name)) is not None]
-            everybody = getattr(self.everybody, cap.name)
-            value = getattr(own, cap.name)
-            found[cap.name] = value if value is not None else max(of_groups, default=everybody)
-        return Caps(**found)
+        """The caps of one user."""
+        rules = {cap.name: self.rule(cap.name, user, groups) for cap in fields(Caps)}
+        return Caps(**{name: rule[0] for name, rule in rules.items() if rule is not None})
+
+    def rule(self, cap: str, user: str, groups: Iterable[str] = ()) -> tuple[Any, Keys] | None:
+        """What one cap is for one user, and the setting that says so: the user's own, else the most that a group
+        allows, else that of everybody. None: there is no limit."""
+        own = getattr(self.users.get(user, Caps()), cap)
+        if own is not None:
+            return own, ("limits", "users", user, cap)
+        of_groups = [
+            (value, group)
+            for group in groups
+            if group in self.groups and (value := getattr(self.groups[group], cap)) is not None
+        ]
+        if of_groups:
+            value, group = max(of_groups)
+            return value, ("limits", "groups", group, cap)
+        everybody = getattr(self.everybody, cap)
+        return None if everybody is None else (everybody, ("limits", cap))

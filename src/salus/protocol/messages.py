@@ -162,6 +162,16 @@ class GetStatus:
 
 
 @dataclass(frozen=True)
+class GetUsage:
+    """Answered with `Usage`: who used how much."""
+
+    by: list[str]
+    """What to add up by: user, day, job."""
+    since: str | None = None
+    """A day, as 2026-11-01."""
+
+
+@dataclass(frozen=True)
 class CancelJob:
     job_id: str
     force: bool = False
@@ -298,6 +308,12 @@ class Status:
 
 
 @dataclass(frozen=True)
+class Usage:
+    rows: list[dict[str, Any]]
+    more: bool = False
+
+
+@dataclass(frozen=True)
 class Ended:
     job_id: str
     exit_code: int | None
@@ -343,6 +359,7 @@ FROM_CLIENT = (
     Finished,
     ListJobs,
     GetStatus,
+    GetUsage,
     CancelJob,
     SetJob,
     PauseJob,
@@ -364,6 +381,7 @@ FROM_SERVICE = (
     Terminate,
     Jobs,
     Status,
+    Usage,
     Ended,
     Done,
     Failed,

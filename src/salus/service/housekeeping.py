@@ -18,6 +18,7 @@ from salus.registry import Registry
 from salus.service.history import History
 from salus.service.journal import Journal
 from salus.service.storage import Limits, rotate_log, tidy_files
+from salus.service.usage import Account
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +30,16 @@ TIDY_S = 600.0
 
 class Housekeeping:
     def __init__(
-        self, state: Path, limits: Limits, journals: Mapping[Journal, Scheduler], registry: Registry, history: History
+        self,
+        state: Path,
+        limits: Limits,
+        journals: Mapping[Journal, Scheduler],
+        registry: Registry,
+        history: History,
+        account: Account,
     ) -> None:
         self._state, self._limits, self._journals = state, limits, journals
-        self._registry, self._history = registry, history
+        self._registry, self._history, self._account = registry, history, account
         self._segment_finished = asyncio.Event()
         self._told: set[str] = set()
 
@@ -62,6 +69,7 @@ class Housekeeping:
             try:
                 self._registry.forget(oldest)
                 self._history.forget(oldest)
+                self._account.forget(oldest)
             except sqlite3.Error as error:
                 log.warning("old records could not be removed (%s)", error)
             await asyncio.sleep(FORGET_S)

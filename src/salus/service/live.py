@@ -41,6 +41,7 @@ from salus.service.paging import Pager
 from salus.service.recovery import note_place
 from salus.service.report import Report
 from salus.service.sizes import Sizes
+from salus.service.usage import Account
 from salus.service.view import MOST_LANES, describe, footprint_of
 from salus.service.watch import Watch
 
@@ -66,7 +67,11 @@ class Live:
         on_empty: Callable[[], None],
         *,
         scrub: bool = False,
+        share_of: Callable[[int], float] = lambda _uid: 1.0,
+        may_not_grow: Callable[[int, int], str | None] = lambda _uid, _more_bytes: None,
+        account: Account | None = None,
     ) -> None:
+        """`share_of`: what a user gets beside others. `may_not_grow`: why a user's jobs may not have so much more."""
         self.device = device
         self.scheduler = Scheduler(device.config, policy)
         self.lanes = Lanes(
@@ -83,6 +88,7 @@ class Live:
         self.ended: dict[str, LiveJob] = {}
         self._journal, self.registry, self.on_empty = journal, registry, on_empty
         self._scrub = scrub
+        self.share_of, self.may_not_grow, self._account = share_of, may_not_grow, account
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.TimerHandle | None = None
@@ -107,6 +113,7 @@ class Live:
             self._forget(job)
             where = "this device" if self.device.gpu is None else f"GPU {self.device.gpu.index}"
             raise RequestRejected(f"job {job.asked.name} cannot run on {where}: {refusal.reason}")
+        self.count_usage()
         self.registry.describe(self.describe(job))
         log.info("job %s (%s) was registered by process %d", job.job_id, asked.name, connection.pid)
         return job
@@ -431,6 +438,9 @@ class Live:
             "ran_s": core.ran_s,
             **footprint_of(self.scheduler, job),
         }
+        if self._account is not None:
+            self._account.look(job, core, self._loop.time())
+            self._account.forget_job(job.job_id)
         job.finished_at, job.exit_code = time.time(), exit_code
         self.leases.holders.pop(job.job_id, None)
         self.decide(ev.JobLeft(job.job_id))
@@ -644,6 +654,13 @@ class Live:
     def refresh(self) -> None:
         """Brings the counters of running jobs up to date, for somebody who looks."""
         self.leases.report(None)
+        self.count_usage()
+
+    def count_usage(self) -> None:
+        for job in self.jobs.values():
+            core = self.scheduler.jobs.get(job.job_id)
+            if core is not None and self._account is not None:
+                self._account.look(job, core, self._loop.time())
 
     def status(self) -> dict[str, Any]:
         scheduler = self.scheduler

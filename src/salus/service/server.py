@@ -32,6 +32,7 @@ from salus.protocol.errors import NoSuchJob, NotLetIn, to_message, version_misma
 from salus.registry import FILE, Numbers, Record, Registry, SavedJob
 from salus.service.access import NOBODY_ELSE, Access
 from salus.service.address import Address
+from salus.service.caps import Caps
 from salus.service.changes import Changes
 from salus.service.connection import Connection
 from salus.service.devices import Device, allowed
@@ -44,6 +45,8 @@ from salus.service.live import Live
 from salus.service.mps import Mps, MpsUnavailable
 from salus.service.recovery import Recovery
 from salus.service.storage import HISTORY, Limits
+from salus.service.usage import FILE as USAGE
+from salus.service.usage import KEYS, LOOK_S, Account, Book
 from salus.service.view import together
 
 log = logging.getLogger(__name__)
@@ -72,6 +75,8 @@ class Options:
     journal: bool = True
     limits: Limits = field(default_factory=Limits)
     """Of what is kept on the disk."""
+    caps: Caps = field(default_factory=Caps)
+    """What users may ask for."""
     linger: bool = False
     """End when the last job has: the service was started by `salus run`."""
     access: Access = NOBODY_ELSE
@@ -109,6 +114,7 @@ class Server:
         numbers = Numbers.SHARED if self._is_for_others else Numbers.OWN
         self._registry = Registry(options.state / FILE, str(options.socket), numbers=numbers, busy_s=BUSY_S)
         self._registry.trim()
+        self._account = Account(Book(options.state / USAGE, busy_s=BUSY_S))
         self._journals: dict[Journal, Scheduler] = {}
         self._lives = [self._make_live(device, journal_folder) for device in options.devices]
         self._recoveries = {live: Recovery(live) for live in self._lives}
@@ -126,6 +132,7 @@ class Server:
             msg.Finished: self._on_finished,
             msg.ListJobs: self._on_list_jobs,
             msg.GetStatus: self._on_get_status,
+            msg.GetUsage: self._on_get_usage,
             msg.CancelJob: self._on_cancel_job,
             msg.SetJob: self._changes.on_set_job,
             msg.PauseJob: self._changes.on_pause_job,
@@ -143,7 +150,8 @@ class Server:
             segment_bytes = self._options.limits.segment_bytes(len(self._options.devices))
             journal = Journal(journal_folder, device.config, policy, which, segment_bytes)
         live = Live(
-            device, policy, journal, self._history, self._registry, self._emptied, scrub=self._options.scrub
+            device, policy, journal, self._history, self._registry, self._emptied, scrub=self._options.scrub,
+            share_of=self._options.caps.share, may_not_grow=self._may_not_grow, account=self._account,
         )  # fmt: skip
         if journal is not None:
             self._journals[journal] = live.scheduler
@@ -174,9 +182,9 @@ class Server:
         self._loop.add_reader(listener.fileno(), self._accept, listener)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop, self._options.on_stop == "drain")
-        chores = [asyncio.create_task(self._look_for_stuck())]
+        chores = [asyncio.create_task(self._look_for_stuck()), asyncio.create_task(self._keep_account())]
         housekeeping = Housekeeping(
-            self._options.state, self._options.limits, self._journals, self._registry, self._history
+            self._options.state, self._options.limits, self._journals, self._registry, self._history, self._account
         )
         chores += [asyncio.create_task(housekeeping.run())]
         for live in self._lives:
@@ -209,6 +217,7 @@ class Server:
             for journal in self._journals:
                 journal.close()
             self._history.close()
+            self._account.close()
             self._registry.close()
             self._address.leave()
         return 1 if any(journal.broken for journal in self._journals) else 0
@@ -229,6 +238,7 @@ class Server:
 
     def _release(self) -> None:
         """The jobs go on unmanaged. Before they hear of it: then they write themselves how they ended."""
+        self._write_account()
         for live in self._lives:
             for job in live.jobs.values():
                 row = live.describe(job)
@@ -325,7 +335,9 @@ class Server:
                 "the service ends when its jobs have, and takes no new ones; "
                 "try again then, or go without: salus run --if-no-service run"
             )
-        job = self._place(connection, message).register(connection, message)
+        live = self._place(connection, message)
+        self._check_caps(connection, message, live)
+        job = live.register(connection, message)
         self._launchers[connection] = job
         if self._linger is not None:
             self._linger.cancel()
@@ -342,6 +354,28 @@ class Server:
                 mps_priority=None if mps is None else int(message.priority < 0),
             )
         )
+
+    def _check_caps(self, connection: Connection, asked: msg.Register, live: Live) -> None:
+        uid = connection.uid
+        key = command_key(uid, asked.command, asked.directory)
+        more_bytes = live.sizes.expected(asked, key).total_bytes
+        self._options.caps.check(
+            uid,
+            weight=asked.weight,
+            priority=asked.priority,
+            jobs=1 + sum(job.uid == uid for one in self._lives for job in one.jobs.values()),
+            memory_bytes=self._memory_of(uid) + more_bytes,
+            more_bytes=more_bytes,
+        )
+
+    def _memory_of(self, uid: int) -> int:
+        """What the user's jobs have reserved, on all devices."""
+        cores = (one.scheduler.jobs[key] for one in self._lives for key, job in one.jobs.items()
+                 if job.uid == uid and key in one.scheduler.jobs)  # fmt: skip
+        return sum(core.footprint.total_bytes for core in cores)
+
+    def _may_not_grow(self, uid: int, more_bytes: int) -> str | None:
+        return self._options.caps.memory_refusal(uid, self._memory_of(uid) + more_bytes, more_bytes)
 
     def _place(self, connection: Connection, asked: msg.Register) -> Live:
         """The device a new job goes to: one it names, else one with room, else the one with the least to do."""
@@ -405,9 +439,13 @@ class Server:
         past = [*self._registry.unmanaged(), *(self._registry.ended() if message.everything else ())]
         rows += [record.row for record in past if self._may_see(connection, record.uid)]
         rows.sort(key=lambda row: int(row["id"]))
+        self._send_rows(connection, rows, msg.Jobs)
+
+    def _send_rows(self, connection: Connection, rows: list[dict[str, Any]], kind: type[msg.Jobs | msg.Usage]) -> None:
+        """In as many packets as it takes."""
         while True:
             count = msg.fitting(rows)
-            connection.send(msg.Jobs(rows[:count], more=count < len(rows)))
+            connection.send(kind(rows[:count], more=count < len(rows)))
             rows = rows[count:]
             if not rows:
                 return
@@ -421,6 +459,15 @@ class Server:
                 lane["holder"] = lane["holder"] if lane["holder"] in lane["jobs"] else None
             found.append(status)
         connection.send(msg.Status(together(found)))
+
+    def _on_get_usage(self, connection: Connection, message: msg.GetUsage) -> None:
+        """A user's own; the administrator's is everybody's."""
+        if not message.by or not all(key in KEYS for key in message.by):
+            raise RequestRejected("usage can be added up by user, day and job")
+        self._write_account()
+        uid = None if self._is_administrator(connection) else connection.uid
+        rows = self._account.sums(message.by, message.since, uid)
+        self._send_rows(connection, rows, msg.Usage)
 
     def _on_cancel_job(self, connection: Connection, message: msg.CancelJob) -> None:
         job = self._may_change(connection, message.job_id, "end")
@@ -521,6 +568,20 @@ class Server:
         while True:
             await asyncio.sleep(MPS_WATCH_S)
             live.lost_together(mps.lost())
+
+    async def _keep_account(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for live in self._lives:
+                live.count_usage()
+            if self._account.is_due(self._loop.time()):
+                self._write_account()
+
+    def _write_account(self) -> None:
+        """With what the jobs used until now, which otherwise is read when something happens."""
+        for live in self._lives:
+            live.refresh()
+        self._account.write(self._loop.time())
 
     async def _look_for_stuck(self) -> None:
         after_s = self._options.stuck_after_s

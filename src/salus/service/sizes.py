@@ -7,6 +7,7 @@ for a process, and how busy it keeps the GPU, only NVML tells.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from salus.service.utilization import Activity, Alone, Turn, share_for
 
 if TYPE_CHECKING:
     from salus.service.live import Live
+
+log = logging.getLogger(__name__)
 
 NOTABLE_BYTES = 32 << 20
 """A change of less is not worth a decision."""
@@ -79,6 +82,7 @@ class Sizes:
             # One that declared nothing holds nothing yet; when it begins to, it is measured (`_may_grow`).
             footprint_known=True,
             owner=job.uid,
+            owner_weight=self._live.share_of(job.uid),
             priority=asked.priority,
             weight=asked.weight,
             length_s=length_s,
@@ -148,12 +152,25 @@ class Sizes:
         )
         if core.wanted is not None:
             larger = larger.enclosing(core.wanted)
+        refusal = self._live.may_not_grow(job.uid, exact.total_bytes - core.footprint.total_bytes)
+        if refusal is not None:
+            self._refuse(job, refusal)
+            return
         extra = larger.total_bytes - core.footprint.total_bytes
-        footprint = larger if extra <= self._live.scheduler.free_bytes else exact
+        fits = extra <= self._live.scheduler.free_bytes and self._live.may_not_grow(job.uid, extra) is None
+        footprint = larger if fits else exact
         if not core.holds:
             self._live.handle(ev.FootprintChanged(job.job_id, footprint))
         else:
             self._live.handle(ev.MemoryWanted(job.job_id, footprint))
+
+    def _refuse(self, job: LiveJob, why: str) -> None:
+        """The job gets its framework's own out-of-memory error, and its user is told whose limit that is."""
+        log.info("job %s (%s) may not grow: %s", job.job_id, job.asked.name, why)
+        if job.launcher is not None:
+            job.launcher.send(msg.Told(f"job {job.job_id} is out of memory: {why}"))
+        if job.link is not None:
+            job.link.refuse()
 
     def went_out(self, job: LiveJob) -> None:
         """Its memory is on the host: it will come back with what it needed lately, or is known to, and no more.

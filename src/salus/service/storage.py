@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from salus.registry import Registry, lists_in, outputs
-from salus.service import segments
+from salus.service import segments, usage
 from salus.service.history import History
 
 HISTORY = "history.sqlite"
@@ -98,6 +98,9 @@ def tidy_records(state: Path, limits: Limits, *, dry_run: bool = False) -> list[
         history = History(state / HISTORY)
         with contextlib.closing(history):
             found.append(Tidied("history", *history.forget(oldest, dry_run=dry_run)))
+    with usage.open_book(state) as book:
+        if book is not None:
+            found.append(Tidied("usage", *book.forget(oldest, dry_run=dry_run)))
     return found
 
 
