@@ -266,3 +266,16 @@ def test_a_job_that_changes_its_level_is_as_far_ahead_there_as_it_was(spec):
     for one in (low, high, rival):
         policy.on_resting(one)
         policy.on_left(one)
+
+
+def test_why_a_job_waits_says_nothing_of_another_user_s_job():
+    world = World(policy="fifo", share_between_users=True)
+    world.arrive("secret", WIDE, owner=ALICE)
+    world.arrive("stranger", WIDE, owner=BOB)
+    world.arrive("own", WIDE, owner=ALICE)
+    assert world.lane_of("secret") == world.lane_of("stranger") == world.lane_of("own")
+    world.send(ev.JobStuck("secret"))
+    why, why_own = (world.scheduler.explain(name) for name in ("stranger", "own"))
+    assert why is not None and why.text.startswith("another user's job runs in lane ") and "secret" not in why.text
+    assert "the administrator can end it" in why.text
+    assert why_own is not None and "job secret runs in lane " in why_own.text

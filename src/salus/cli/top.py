@@ -17,6 +17,7 @@ from rich.text import Text
 from salus.cli.console import make_console
 from salus.cli.jobs_table import device_name, jobs_table
 from salus.cli.options import parsed
+from salus.cli.others import others_line
 from salus.client.connection import ServiceConnection
 from salus.client.start import connect
 from salus.errors import RequestRejected, ServiceUnavailable
@@ -78,6 +79,10 @@ class Look:
     def used_s(self) -> dict[str, float]:
         return {row["id"]: row["gpu_time_s"] for row in self.jobs}
 
+    def used_by_others_s(self) -> dict[str, float]:
+        """By device."""
+        return {one["device"]: one["others"]["gpu_time_s"] for one in self.status["devices"]}
+
 
 def screen(before: Look, now: Look, width: int) -> RenderableType:
     status = now.status
@@ -95,9 +100,11 @@ def screen(before: Look, now: Look, width: int) -> RenderableType:
             Bar(one["capacity_bytes"], 0, used, width=30, color="cyan"),
             f"{format_bytes(used)} of {format_bytes(one['capacity_bytes'])}",
         )
+    line = others_line(status)
+    others = () if line is None else (Text(), Text(line))
     if not now.jobs:
-        return Group(head, memory, Text(), Text("no jobs"))
-    return Group(head, memory, Text(), _lanes(now), Text(), _jobs(before, now, width))
+        return Group(head, memory, *others, Text(), Text("no jobs" if line is None else "no jobs of yours"))
+    return Group(head, memory, Text(), _lanes(now), Text(), _jobs(before, now, width), *others)
 
 
 def _lanes(now: Look) -> Table:
@@ -118,7 +125,8 @@ def _jobs(before: Look, now: Look, width: int) -> Table:
     """Shares are of the time on the job's device since the look before."""
     earlier = before.used_s()
     gained = {row["id"]: max(0.0, row["gpu_time_s"] - earlier.get(row["id"], row["gpu_time_s"])) for row in now.jobs}
-    total: dict[str, float] = {}
+    others, others_earlier = now.used_by_others_s(), before.used_by_others_s()
+    total = {device: max(0.0, used_s - others_earlier.get(device, used_s)) for device, used_s in others.items()}
     for row in now.jobs:
         total[row["device"]] = total.get(row["device"], 0.0) + gained[row["id"]]
     also = {}

@@ -75,8 +75,12 @@ def explain(st: State, job: Job) -> Waiting | None:
     assert job.lane is not None
     holder = st.leases[job.lane].holder
     if holder is not None:
-        stuck = f", and has passed no boundary for long; salus cancel {holder.job_id} ends it" if holder.stuck else ""
-        return Waiting(WaitReason.TURN, f"job {holder.job_id} runs in lane {job.lane}{stuck}")
+        # Whoever reads this may know nothing of another user's job.
+        of_user = holder.spec.owner == job.spec.owner
+        ends = f"salus cancel {holder.job_id} ends it" if of_user else "the administrator can end it"
+        stuck = f", and has passed no boundary for long; {ends}" if holder.stuck else ""
+        who = f"job {holder.job_id}" if of_user else "another user's job"
+        return Waiting(WaitReason.TURN, f"{who} runs in lane {job.lane}{stuck}")
     return Waiting(WaitReason.SHARE, f"policy {st.policy} runs others now")
 
 

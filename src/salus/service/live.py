@@ -37,6 +37,7 @@ from salus.service.journal import Journal
 from salus.service.leases import Leases
 from salus.service.memory import Lanes, Link
 from salus.service.mps import Mps
+from salus.service.others import Shares, totals
 from salus.service.paging import Pager
 from salus.service.recovery import note_place
 from salus.service.report import Report
@@ -84,6 +85,7 @@ class Live:
         self.watch = Watch(self)
         self.cancelling = Cancelling()
         self.sizes = Sizes(self, history)
+        self.shares = Shares()
         self.jobs: dict[str, LiveJob] = {}
         self.ended: dict[str, LiveJob] = {}
         self._journal, self.registry, self.on_empty = journal, registry, on_empty
@@ -439,7 +441,7 @@ class Live:
             **footprint_of(self.scheduler, job),
         }
         if self._account is not None:
-            self._account.look(job, core, self._loop.time())
+            self.shares.add(job.uid, self._account.look(job, core, self._loop.time()))
             self._account.forget_job(job.job_id)
         job.finished_at, job.exit_code = time.time(), exit_code
         self.leases.holders.pop(job.job_id, None)
@@ -610,10 +612,13 @@ class Live:
         """A fatal fault of one job under MPS ended these. Nobody knows for certain which of them it was."""
         lost = [job for job in (*self.jobs.values(), *self.ended.values()) if job.last_pid in pids]
         for job in lost:
-            others = ", ".join(other.job_id for other in lost if other is not job)
-            if others:
+            together = [other for other in lost if other is not job]
+            if together:
+                of_user = [f"job {other.job_id}" for other in together if other.uid == job.uid]
+                others = ["another user's job"] if len(of_user) < len(together) else []
                 job.fault = (
-                    f"a fatal fault on the GPU ended it together with job {others}, under MPS; one of them made it"
+                    f"a fatal fault on the GPU ended it together with {', '.join(of_user + others)}, under MPS; "
+                    "one of them made it"
                 )
             else:
                 job.fault = "it made a fatal fault on the GPU"
@@ -660,7 +665,10 @@ class Live:
         for job in self.jobs.values():
             core = self.scheduler.jobs.get(job.job_id)
             if core is not None and self._account is not None:
-                self._account.look(job, core, self._loop.time())
+                self.shares.add(job.uid, self._account.look(job, core, self._loop.time()))
+
+    def totals_of_others(self, may_see: Callable[[int], bool]) -> dict[str, Any]:
+        return totals(self.jobs.values(), self.scheduler, self.shares, may_see)
 
     def status(self) -> dict[str, Any]:
         scheduler = self.scheduler

@@ -453,7 +453,11 @@ class Server:
     def _on_get_status(self, connection: Connection, message: msg.GetStatus) -> None:
         found = []
         for live in self._lives:
+            live.refresh()
             status = live.status()
+            status["others"] = live.totals_of_others(lambda uid: self._may_see(connection, uid))
+            if not self._is_administrator(connection):
+                status["journal"] = None
             for lane in status["lanes"]:
                 lane["jobs"] = [job_id for job_id in lane["jobs"] if self._may_see(connection, live.jobs[job_id].uid)]
                 lane["holder"] = lane["holder"] if lane["holder"] in lane["jobs"] else None
@@ -574,6 +578,7 @@ class Server:
             await asyncio.sleep(LOOK_S)
             for live in self._lives:
                 live.count_usage()
+                live.shares.mark(self._loop.time())
             if self._account.is_due(self._loop.time()):
                 self._write_account()
 

@@ -162,8 +162,9 @@ class Account:
         self._written_at = float("-inf")
         self._is_broken = False
 
-    def look(self, job: LiveJob, core: Job, now: float) -> None:
-        """Counts what the job used since the last look. `now`: seconds on a clock that never jumps."""
+    def look(self, job: LiveJob, core: Job, now: float) -> float:
+        """Counts what the job used since the last look, and says how much GPU time that was. `now`: seconds on a clock
+        that never jumps."""
         seen = self._seen.get(job.job_id)
         if seen is None or seen.core is not core:
             seen = _Seen(core, min(core.attained_s, self._had_s(job)), now)
@@ -171,10 +172,12 @@ class Account:
         part = self._unwritten.setdefault(
             (day_of(time.time()), job.job_id, job.submitted_at), _Unwritten(job.uid, job.asked.name[:MOST_LETTERS])
         )
-        part.gpu_time_s += core.attained_s - seen.gpu_time_s
+        more_s = core.attained_s - seen.gpu_time_s
+        part.gpu_time_s += more_s
         part.memory_byte_s += bytes_on_gpu(core) * (now - seen.at)
         part.had_s = core.attained_s
         seen.gpu_time_s, seen.at = core.attained_s, now
+        return more_s
 
     def forget_job(self, job_id: str) -> None:
         self._seen.pop(job_id, None)

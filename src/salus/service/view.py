@@ -70,8 +70,18 @@ def together(devices: list[dict[str, Any]]) -> dict[str, Any]:
     part = max(1, MOST_LANES // len(devices))
     lanes = [{"gpu": one["gpu"], "device": one["device"], **lane} for one in devices for lane in one["lanes"][:part]]
     broken = next((one["journal_broken"] for one in devices if one["journal_broken"]), None)
+    others = {key: sum(one["others"][key] for one in devices) for key in first["others"]}
+    # Of all devices together: each of them has the same time.
+    others["share"] /= len(devices)
     each = [{key: value for key, value in one.items() if key != "lanes"} for one in devices]
-    return {**first, **summed, "journal_broken": broken, "lanes": lanes[:MOST_LANES], "devices": each[:MOST_DEVICES]}
+    return {
+        **first,
+        **summed,
+        "journal_broken": broken,
+        "others": others,
+        "lanes": lanes[:MOST_LANES],
+        "devices": each[:MOST_DEVICES],
+    }
 
 
 def footprint_of(scheduler: Scheduler, job: LiveJob) -> dict[str, int]:
