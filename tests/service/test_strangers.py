@@ -228,6 +228,6 @@ def test_three_jobs_of_one_user_and_one_of_another_get_half_each_by_the_service_
     found = eventually(lambda: (gained := since()) and sum(gained.values()) > 12 and gained, "12 s of it", 120)
     alice, bob = sum(found[name] for name in names[:3]), found["bob"]
     assert alice / (alice + bob) == pytest.approx(0.5, abs=0.02), found
-    assert max(found[name] for name in names[:3]) < 1.2 * min(found[name] for name in names[:3])
+    assert max(found[name] for name in names[:3]) < 2 * min(found[name] for name in names[:3])
     for process in jobs:
         os.killpg(process.pid, signal.SIGKILL)
