@@ -90,6 +90,9 @@ def test_a_job_over_a_cap_is_refused_by_the_service_and_one_within_runs(serve):
     assert f"(limits.memory in {file}:5)" in refused(service, "--persistent", "5GiB")
     jobs = [service.salus("submit", "--persistent", "1GiB", "--", "sleep", "600").stdout.strip() for _ in range(2)]
     assert f"has 2 jobs, running and waiting, and may have 2 at once (limits.jobs in {file}:4)" in refused(service)
+    changed = service.salus("set", jobs[0], "--weight", "1000")
+    assert changed.returncode == 2 and "weight 1000 is over the cap of 2" in changed.stderr
+    assert service.salus("set", jobs[0], "--weight", "2").returncode == 0
     service.salus("cancel", jobs[0])
     eventually(lambda: len(service.jobs(everything=False)) == 1, "one has ended")
     assert "which have 1 GiB" in refused(service, "--persistent", "3.5GiB")

@@ -10,6 +10,7 @@ import typer
 
 from salus.cli.console import make_console
 from salus.cli.jobs_table import COLUMNS, jobs_table
+from salus.cli.others import print_others
 from salus.cli.select import OVER, Row, mine, rows
 from salus.errors import RequestRejected
 from salus.protocol.states import STATES
@@ -93,6 +94,8 @@ def ps(
     else:
         console = make_console()
         console.print(jobs_table(found, console.width, columns=wanted))
+    if not as_json and not only_mine:
+        print_others()
 
 
 def _sorted(found: list[Row], sort: str) -> list[Row]:

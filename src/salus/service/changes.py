@@ -15,6 +15,7 @@ from salus.errors import RequestRejected
 from salus.names import check_job_name
 from salus.protocol import messages as msg
 from salus.registry import Registry
+from salus.service.caps import Caps
 from salus.service.connection import Connection
 from salus.service.job import LiveJob
 
@@ -22,9 +23,11 @@ log = logging.getLogger(__name__)
 
 
 class Changes:
-    def __init__(self, registry: Registry, may_change: Callable[[Connection, str, str], LiveJob]) -> None:
+    def __init__(
+        self, registry: Registry, may_change: Callable[[Connection, str, str], LiveJob], caps: Caps | None = None
+    ) -> None:
         """`may_change` gives back the job, or refuses the user: connection, job id, and what is to be done to it."""
-        self._registry, self._may_change = registry, may_change
+        self._registry, self._may_change, self._caps = registry, may_change, caps or Caps()
 
     def on_set_job(self, connection: Connection, message: msg.SetJob) -> None:
         job = self._may_change(connection, message.job_id, "change")
@@ -35,6 +38,12 @@ class Changes:
             check_job_name(message.name)
         if message.weight is not None and not LIGHTEST <= message.weight <= HEAVIEST:
             raise RequestRejected(f"weight: {message.weight} is out of range; expected {LIGHTEST:g} to {HEAVIEST:g}")
+        # Of the job's user, whoever asks. What stays as it is may be from before the cap.
+        self._caps.check(
+            job.uid,
+            weight=message.weight if "weight" in new else None,
+            priority=message.priority if "priority" in new else None,
+        )
         job.asked = replace(asked, **new)  # type: ignore[arg-type]
         self._registry.change(job.job_id, job.asked)
         if job.job_id in job.live.scheduler.jobs and new.keys() & {"weight", "priority"}:

@@ -118,7 +118,7 @@ class Server:
         self._journals: dict[Journal, Scheduler] = {}
         self._lives = [self._make_live(device, journal_folder) for device in options.devices]
         self._recoveries = {live: Recovery(live) for live in self._lives}
-        self._changes = Changes(self._registry, self._may_change)
+        self._changes = Changes(self._registry, self._may_change, options.caps)
         self._answers: dict[type, Callable[[Connection, Any], None]] = {
             msg.Hello: self._on_hello,
             msg.Register: self._on_register,
