@@ -31,6 +31,7 @@ def import_everything() -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         app(["simulate", "--generate", "1"], standalone_mode=False)
         app(["doctor"], standalone_mode=False)
+        app(["install-service", "--user", "--print"], standalone_mode=False)
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
