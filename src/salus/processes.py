@@ -17,6 +17,8 @@ APART = "SALUS_APART"
 """A process that was started with this variable, and all below it, belong to no job that it descends from: a service
 that a launcher started, and the launcher of a job that was submitted from within another job."""
 STOPPED = "T"
+STOPPED_STATES = (STOPPED, "t")
+"""By a signal, as of Ctrl-Z, or in a debugger."""
 _GONE = ("Z", "X", "x")
 """States of a process that has ended and that its parent has not asked about yet."""
 

@@ -59,3 +59,16 @@ def test_one_that_is_stopped_on_its_way_out_of_its_lane_keeps_out_none_that_fits
         world.now += 1
         world.send(ev.TimerFired())
     assert world.running() == ["fits"]
+
+
+def test_a_job_behind_a_stopped_one_is_told_so_and_for_a_silent_one_too():
+    world = World("rr", capacity=16)
+    world.arrive("a", footprint(1, 10))
+    world.arrive("b", footprint(1, 10))
+    world.send(ev.JobStuck("a"))
+    assert "job a runs in lane 1, and has passed no boundary for long" in world.scheduler.explain("b").text
+    world.send(ev.JobStuck("a", stopped=True))
+    assert "waits for job a, which is stopped (Ctrl-Z); salus cancel a ends it" in world.scheduler.explain("b").text
+    world.send(ev.JobStuck("a", stuck=False, stopped=True))
+    assert world.scheduler.explain("b").text == "job a runs in lane 1"
+    world.drain()

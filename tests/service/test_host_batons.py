@@ -105,7 +105,7 @@ def test_where_one_of_the_lane_is_stopped_the_others_go_to_another_lane(serve):
     others = [start(service, name, 50) for name in "cd"]
     eventually(lambda: sum(bool(row["pid"]) for row in service.jobs().values()) == 4, "all are there")
     os.kill(service.jobs()["stopped"]["pid"], signal.SIGSTOP)
-    eventually(lambda: service.jobs()["stopped"]["state"] == "stuck", "it is seen")
+    eventually(lambda: service.jobs()["stopped"]["state"] == "stopped", "it is seen")
     service.salus("cancel", service.jobs()["filler"]["id"])
     told(*others)
     os.kill(service.jobs()["stopped"]["pid"], signal.SIGKILL)

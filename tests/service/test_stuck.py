@@ -24,11 +24,11 @@ def test_a_stopped_job_is_named_and_those_behind_it_go_elsewhere(serve):
     pid = service.jobs()["stopped"]["pid"]
     os.kill(pid, signal.SIGSTOP)
     behind = service.job("--name", "behind", "--ephemeral", "300MiB", iterations=50, seconds=0.002)
-    row = service.when("stopped", "stuck")
+    row = service.when("stopped", "stopped")
     assert f"salus cancel {row['id']}" in row["wait_reason"]
     finish(behind)
     os.kill(pid, signal.SIGCONT)
-    service.when("stopped", "running")
+    service.when("stopped", "running", "ready")
     service.salus("cancel", row["id"])
     stopped.wait(timeout=10)
 

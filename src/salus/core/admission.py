@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from salus.core import contexts, memory
-from salus.core.model import QUEUED_PHASES, Footprint, GpuConfig, Job, Phase
+from salus.core.model import QUEUED_PHASES, Footprint, GpuConfig, Job, Phase, Stuck
 from salus.core.state import State
 from salus.units import format_bytes
 
@@ -75,13 +75,19 @@ def explain(st: State, job: Job) -> Waiting | None:
     assert job.lane is not None
     holder = st.leases[job.lane].holder
     if holder is not None:
-        # Whoever reads this may know nothing of another user's job.
-        of_user = holder.spec.owner == job.spec.owner
-        ends = f"salus cancel {holder.job_id} ends it" if of_user else "the administrator can end it"
-        stuck = f", and has passed no boundary for long; {ends}" if holder.stuck else ""
-        who = f"job {holder.job_id}" if of_user else "another user's job"
-        return Waiting(WaitReason.TURN, f"{who} runs in lane {job.lane}{stuck}")
+        return Waiting(WaitReason.TURN, _waits_behind(job, holder))
     return Waiting(WaitReason.SHARE, f"policy {st.policy} runs others now")
+
+
+def _waits_behind(job: Job, holder: Job) -> str:
+    # Whoever reads this may know nothing of another user's job.
+    of_user = holder.spec.owner == job.spec.owner
+    who = f"job {holder.job_id}" if of_user else "another user's job"
+    ends = f"salus cancel {holder.job_id} ends it" if of_user else "the administrator can end it"
+    if holder.stuck is Stuck.STOPPED:
+        return f"waits for {who}, which is stopped (Ctrl-Z); {ends}"
+    silent = f", and has passed no boundary for long; {ends}" if holder.stuck else ""
+    return f"{who} runs in lane {holder.lane}{silent}"
 
 
 def _explain_queued(st: State, job: Job) -> Waiting:

@@ -128,6 +128,8 @@ class JobStuck:
 
     job_id: JobId
     stuck: bool = True
+    stopped: bool = False
+    """Its process is stopped; or, with `stuck` false, it goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import insort
 
 from salus.core.actions import GrantLease, PromiseLease, RevokeLease, WithdrawPromise
-from salus.core.model import Job, LaneId, Lease
+from salus.core.model import Job, LaneId, Lease, Stuck
 from salus.core.order import Entry, rank
 from salus.core.policies.base import Rotation, lease_entry
 from salus.core.state import LaneLeases, State
@@ -78,7 +78,7 @@ def end_lease(st: State, job: Job) -> None:
         job.lease = Lease.NONE
         st.leases[_lane(job)].holder = None
         st.running -= 1
-        set_stuck(st, job, False)
+        set_stuck(st, job, None)
 
 
 def promise(st: State, holder: Job) -> None:
@@ -109,11 +109,12 @@ def withdraw(st: State, job: Job) -> None:
         st.emit(WithdrawPromise(heir.job_id, _lane(heir)), heir)
 
 
-def set_stuck(st: State, job: Job, stuck: bool) -> None:
-    if job.stuck != stuck:
-        job.stuck = stuck
-        st.stuck += 1 if stuck else -1
-        st.lanes.set_stuck(_lane(job), stuck)
+def set_stuck(st: State, job: Job, why: Stuck | None) -> None:
+    """None: it is not, or not any more."""
+    was, job.stuck = job.stuck, why
+    if (was is None) != (why is None):
+        st.stuck += 1 if why else -1
+        st.lanes.set_stuck(_lane(job), why is not None)
 
 
 def serve(st: State, job: Job, ran_s: float, gpu_time_s: float, iterations: int) -> None:

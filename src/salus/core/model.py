@@ -134,6 +134,15 @@ class Lease(Enum):
     """To be given up at the next boundary; until then the job still runs."""
 
 
+class Stuck(Enum):
+    """Why nobody counts on a job that holds a lease."""
+
+    SILENT = "silent"
+    """It has passed no boundary for long."""
+    STOPPED = "stopped"
+    """Its process is stopped, as by Ctrl-Z."""
+
+
 BEGINS_S = 10.0
 """So long a job that has its memory may take to begin: it loads its model, say, and its data. Meanwhile it need not
 give that memory up, and others are kept on the GPU that can compute. What is urgent does not wait for that."""
@@ -186,8 +195,8 @@ class Job:
     """A larger footprint that was asked for and not granted yet. Until it is, the job gets no new lease."""
     stalled: bool = False
     """Blocked in an allocation, in the middle of an iteration, until it has what it wants."""
-    stuck: bool = False
-    """It holds a lease and has passed no boundary for long. Nobody counts on it."""
+    stuck: Stuck | None = None
+    """It holds a lease, and nobody counts on it: why."""
     mid_iteration: bool = False
     """Paged out while stalled in an allocation: its part of the lane is on the host too."""
 

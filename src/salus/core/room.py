@@ -165,7 +165,7 @@ def vacate(st: State, jobs: list[Job], leave: Callable[[State, Job], None]) -> N
 def last_first(st: State, jobs: Iterable[Job]) -> list[Job]:
     """Whom to displace first: idle jobs, then those that were told already, then what the policy would run last."""
     order = sorted(jobs, key=lambda job: memory_rank(st.policy, job), reverse=True)
-    return sorted(order, key=lambda job: (job.ready, job.stuck, job.job_id not in st.told_before))
+    return sorted(order, key=lambda job: (job.ready, job.stuck is not None, job.job_id not in st.told_before))
 
 
 def whom_it_may_displace(st: State, job: Job, patient: bool) -> list[Job]:

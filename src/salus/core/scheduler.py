@@ -18,7 +18,7 @@ from salus.core import admission, changes, contexts, growth, leases, memory, roo
 from salus.core import events as ev
 from salus.core.actions import AcceptJob, Action, AllowGrowth, RefuseJob, SetTimer
 from salus.core.lanes import Lane
-from salus.core.model import QUEUED_PHASES, GpuConfig, Job, JobId, Lease, Phase
+from salus.core.model import QUEUED_PHASES, GpuConfig, Job, JobId, Lease, Phase, Stuck
 from salus.core.policies.base import Policy
 from salus.core.state import State
 from salus.errors import InvariantBroken, RequestRejected
@@ -286,7 +286,8 @@ class Scheduler:
     def _on_job_stuck(self, event: ev.JobStuck) -> None:
         job = self._job(event.job_id, event)
         if job.holds:
-            leases.set_stuck(self._state, job, event.stuck)
+            why = Stuck.STOPPED if event.stopped else Stuck.SILENT
+            leases.set_stuck(self._state, job, why if event.stuck else None)
 
     def _on_job_changed(self, event: ev.JobChanged) -> None:
         changes.change(self._state, self._job(event.job_id, event), event.weight, event.priority)
@@ -389,7 +390,7 @@ class Scheduler:
         _require(st.host_has_room(0), f"the host holds {hosted} bytes, it may hold {st.config.host_bytes}")
         run = sum(lane.holder is not None for lane in st.leases.values())
         _require(run == st.running, f"{run} jobs hold a lease, counted as {st.running}")
-        stuck = sum(job.stuck for job in st.jobs.values())
+        stuck = sum(job.stuck is not None for job in st.jobs.values())
         _require(stuck == st.stuck, f"{stuck} jobs are stuck, counted as {st.stuck}")
         _require(set(lanes.lanes) == set(st.leases), "a lane has no list of leases, or the other way round")
         for lane in lanes.lanes.values():

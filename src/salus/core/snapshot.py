@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from salus.core.lanes import Lane, LaneTable
-from salus.core.model import STORY_LENGTH, Footprint, GpuConfig, Job, JobSpec, Lease, Phase
+from salus.core.model import STORY_LENGTH, Footprint, GpuConfig, Job, JobSpec, Lease, Phase, Stuck
 from salus.core.order import Group, OrderedJobs
 from salus.core.policies.base import Policy
 from salus.core.state import LaneLeases, State
@@ -23,6 +23,7 @@ from salus.errors import SalusError
 
 _CLASSES: tuple[type, ...] = (
     State, LaneTable, Lane, LaneLeases, OrderedJobs, Group, Job, JobSpec, Footprint, GpuConfig, Phase, Lease,
+    Stuck,
 )  # fmt: skip
 _FACTORIES: dict[str, Any] = {factory.__name__: factory for factory in (int, float, list, set, dict)}
 _LEFT_OUT = ((Job, "story"),)

@@ -100,6 +100,10 @@ class Batons:
     def is_promised(self, heir: LiveJob, ticket: int) -> bool:
         return any(offer.heir is heir and offer.ticket == ticket for offer in self._offers.values())
 
+    def heir_of(self, giver: LiveJob) -> LiveJob | None:
+        offer = self._offers.get(giver.job_id)
+        return None if offer is None else offer.heir
+
     def withdraw(self, heir: LiveJob) -> None:
         for offer in [offer for offer in self._offers.values() if offer.heir is heir]:
             self._hide(offer)

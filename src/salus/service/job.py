@@ -89,6 +89,10 @@ class LiveJob:
     """How busy it keeps the GPU; None: it is not looked at."""
     internal_seen: int = -1
     """What the last look found that its arena does not know of."""
+    stopped_looks: int = 0
+    """How often in a row its process was found stopped (`stopped`)."""
+    lost_lease: bool = False
+    """Its lease was taken from it while it was stopped, and it has yet to find out."""
     passed: int = -1
     """Boundaries, at the last look for jobs that sit between two."""
     boundaries: int = 0

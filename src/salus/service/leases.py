@@ -56,6 +56,7 @@ class Leases:
                 job.link.bring_up_to_date()
                 job.link.holds = True
             job.cleared = job.clears
+        job.lost_lease = False
         job.revoked_at, job.lease_clock = None, LeaseClock(self._loop.time())
         words[Word.REVOKE] = words[Word.CONTENDED] = words[Word.SOON] = 0
         # In this order: one that goes on in its iteration must know which lease it is, when it comes to yield.
@@ -122,6 +123,9 @@ class Leases:
         if not self._live.scheduler.jobs[job.job_id].holds:
             if job.link is not None and job.link.suspended:
                 return  # the same, and it has none yet
+            if job.lost_lease:
+                self._gave_up_late(job, wants_more)
+                return
             raise RequestRejected(f"job {job.job_id} gives up a lease that it does not have")
         self.end_offer(job)
         self._gave_up(job, wants_more)
@@ -160,6 +164,19 @@ class Leases:
         if gone is not None and gone.job_id in self._live.scheduler.jobs:
             self._live.decide(ev.JobIdled(gone.job_id))
 
+    def take_away(self, job: LiveJob) -> None:
+        """The lease of a job whose process is stopped, and that has no memory in the lane (`stopped`).
+
+        A ticket that the job was told is still known: it may have been about to pass the lease on.
+        """
+        self.report(None)
+        self.holders.pop(job.job_id, None)
+        job.lost_lease = True
+        if job.page is not None:
+            job.page.words[Word.REVOKE] = 1
+        self._live.decide(ev.JobIdled(job.job_id))
+        self._note_time(job)
+
     def went_with(self, job: LiveJob) -> None:
         """It was paged out in mid-iteration, and so its lease is over."""
         self.end_offer(job)
@@ -180,7 +197,22 @@ class Leases:
 
     # Inside.
 
+    def _gave_up_late(self, job: LiveJob, wants_more: bool) -> None:
+        """The lease was taken from the job while its process was stopped.
+
+        Its iterations count. The time for which it was stopped is no time on the device, whatever the page says.
+        """
+        job.lost_lease = False
+        self.end_offer(job)
+        iterations, _ = self._used(job)
+        self._live.decide(ev.IterationFinished(job.job_id, 0.0, iterations))
+        if wants_more:
+            self._live.decide(ev.JobReady(job.job_id))
+
     def _gave_up(self, job: LiveJob, wants_more: bool) -> None:
+        if job.lost_lease and not self._live.scheduler.jobs[job.job_id].holds:
+            self._gave_up_late(job, wants_more)
+            return
         self.report(job)
         iterations, used_s = self._used(job)
         self.holders.pop(job.job_id, None)

@@ -42,6 +42,7 @@ from salus.service.paging import Pager
 from salus.service.recovery import note_place
 from salus.service.report import Report
 from salus.service.sizes import Sizes
+from salus.service.stopped import Stopped
 from salus.service.usage import Account
 from salus.service.view import MOST_LANES, describe, footprint_of
 from salus.service.watch import Watch
@@ -84,6 +85,7 @@ class Live:
         self.leases = Leases(self)
         self.watch = Watch(self)
         self.cancelling = Cancelling()
+        self.stopped = Stopped(self)
         self.sizes = Sizes(self, history)
         self.shares = Shares()
         self.jobs: dict[str, LiveJob] = {}

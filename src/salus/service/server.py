@@ -44,6 +44,7 @@ from salus.service.journal import Journal
 from salus.service.live import Live
 from salus.service.mps import Mps, MpsUnavailable
 from salus.service.recovery import Recovery
+from salus.service.stopped import LOOK_S as STOPPED_S
 from salus.service.storage import HISTORY, Limits
 from salus.service.usage import FILE as USAGE
 from salus.service.usage import KEYS, LOOK_S, Account, Book
@@ -182,7 +183,8 @@ class Server:
         self._loop.add_reader(listener.fileno(), self._accept, listener)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop, self._options.on_stop == "drain")
-        chores = [asyncio.create_task(self._look_for_stuck()), asyncio.create_task(self._keep_account())]
+        chores = [asyncio.create_task(self._look_for_stuck()), asyncio.create_task(self._look_for_stopped())]
+        chores += [asyncio.create_task(self._keep_account())]
         housekeeping = Housekeeping(
             self._options.state, self._options.limits, self._journals, self._registry, self._history, self._account
         )
@@ -587,6 +589,12 @@ class Server:
         for live in self._lives:
             live.refresh()
         self._account.write(self._loop.time())
+
+    async def _look_for_stopped(self) -> None:
+        while True:
+            await asyncio.sleep(STOPPED_S)
+            for live in self._lives:
+                live.stopped.look()
 
     async def _look_for_stuck(self) -> None:
         after_s = self._options.stuck_after_s

@@ -10,6 +10,7 @@ from salus.core.scheduler import Scheduler
 from salus.names import user_name
 from salus.protocol.page import Word
 from salus.service.job import LiveJob
+from salus.service.stopped import is_stopped
 
 PAGED = {
     "paged_out_bytes": Word.WENT_BYTES,
@@ -110,6 +111,8 @@ def footprint_of(scheduler: Scheduler, job: LiveJob) -> dict[str, int]:
 def _state(job: LiveJob, core: Job | None) -> str:
     if job.returning:
         return "returning"
+    if core is not None and is_stopped(job):
+        return "stopped"
     if core is None:
         return "cancelled" if job.cancelled else "done" if job.exit_code == 0 else "failed"
     if core.paused:
@@ -124,6 +127,8 @@ def _state(job: LiveJob, core: Job | None) -> str:
 
 
 def _reason(job: LiveJob, core: Job | None, why: Waiting | None) -> str | None:
+    if core is not None and is_stopped(job):
+        return f"stopped, as by Ctrl-Z; fg lets it go on, salus cancel {job.job_id} ends it"
     if core is not None and core.stuck:
         return f"has passed no boundary for long; salus cancel {job.job_id} ends it"
     if why is not None and why.reason is WaitReason.PAUSED and job.paused_by is not None:

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from salus.core import events as ev
-from salus.core.model import Job, Lease
+from salus.core.model import Job, Lease, Stuck
 from salus.protocol import messages as msg
 from salus.protocol.page import JobState, Word
 from salus.service.report import Report
@@ -93,7 +93,8 @@ class Watch:
             self._contention = self._loop.call_later(again_s, self._tell_contention)
 
     def look_for_stuck(self, after_s: float) -> None:
-        """Lease holders that pass no boundary (an endless loop, a breakpoint), or keep a lease that was revoked."""
+        """Lease holders that pass no boundary (an endless loop), or keep a lease that was revoked. What is stopped is
+        seen sooner (`stopped`)."""
         now = self._loop.time()
         for job in list(self._live.leases.holders.values()):
             core = self._live.scheduler.jobs[job.job_id]
@@ -105,7 +106,7 @@ class Watch:
             # A job that counts boundaries and does not yield at them keeps the others waiting all the same.
             keeps_lease = job.revoked_at is not None and now > job.revoked_at + after_s
             stuck = keeps_lease or now > max(job.boundary_at, core.granted_at) + after_s
-            if stuck != core.stuck:
+            if core.stuck is not Stuck.STOPPED and stuck != (core.stuck is not None):
                 if stuck:
                     log.warning("job %s (%s) has not yielded for %g s", job.job_id, job.asked.name, after_s)
                     self._live.leases.batons.recall(job)
