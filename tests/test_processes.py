@@ -33,7 +33,8 @@ def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
     yield one
     for process in started:
-        for child in processes.below(process.pid):
+        # (Those that are apart, too.)
+        for child in [one for one in processes.everything().values() if one.parent == process.pid]:
             processes.send(child, signal.SIGKILL)
         process.kill()
         process.wait()
