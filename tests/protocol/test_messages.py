@@ -66,6 +66,9 @@ def test_every_message_of_a_client_has_a_sample():
         (b'{"type":"ready","uid":0}', "ready: unknown field 'uid'"),
         (b'{"type":"register","name":"a","command":["x",1],"directory":"/"}', "field command is of the wrong type"),
         (b'{"type":"register","name":"a","command":"x","directory":"/"}', "field command is of the wrong type"),
+        (b'{"type":"register","name":"a","command":["x"],"directory":"/","weight":NaN}', "weight is out of range"),
+        (b'{"type":"register","name":"a","command":["x"],"directory":"/","weight":1e999}', "weight is out of range"),
+        (b'{"type":"register","name":"a","command":["x"],"directory":"/","duration_s":-Infinity}', "is out of range"),
         (b"x" * (msg.MAX_PACKET_BYTES + 1), "over 65536 bytes"),
     ],
 )

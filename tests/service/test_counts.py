@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,21 @@ def test_a_job_that_ended_after_its_service_was_stopped_has_its_real_counts(serv
     row = over(service, job)
     assert (row["state"], row["iterations"]) == ("done", 300)
     assert row["gpu_time_s"] >= 2.9
+
+
+def test_a_job_that_ended_between_two_services_has_its_real_counts(serve):
+    service = serve()
+    job = service.job("--name", "a", iterations=100, seconds=0.01)
+    eventually(lambda: begun(service), "it runs")
+    process = service.jobs()["a"]["pid"]
+    service.kill()
+    eventually(
+        lambda: not Path(f"/proc/{process}/fd").exists() or not os.listdir(f"/proc/{process}/fd"), "it has ended"
+    )
+    service.start()
+    row = over(service, job)
+    assert (row["state"], row["iterations"]) == ("done", 100)
+    assert row["gpu_time_s"] >= 0.95
 
 
 def test_a_job_that_ends_before_it_gives_up_on_its_killed_service_has_its_real_counts(serve):

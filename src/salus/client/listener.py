@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from salus.client.again import connect_again
 from salus.client.connection import ServiceConnection
@@ -75,8 +77,9 @@ class Listener(threading.Thread):
                 records.finish(self._job.job_id, self._job.token, end.exit_code, end.why, counts)
 
     def _tell(self, end: msg.Finished) -> None:
+        counts: dict[str, Any] = {} if self._counts is None else self._counts.now()
         with contextlib.suppress(SalusError):
-            self._connection.send(end)
+            self._connection.send(replace(end, **counts))
 
     def _hear(self, connection: ServiceConnection) -> None:
         job_id = self._job.job_id

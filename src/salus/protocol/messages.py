@@ -148,6 +148,10 @@ class Finished:
     exit_code: int
     why: str = ""
     """Why its launcher ended it, in words; nothing where it ended by itself or was cancelled."""
+    iterations: int | None = None
+    """This and the next two: what the job did, for a service that was started again and has not seen it itself."""
+    gpu_time_s: float | None = None
+    ran_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -445,7 +449,7 @@ class _Schema:
                 raise ProtocolError(f"{name}: unknown field {key!r:.60}")
             # A bool is an int to Python, and not to us; an int will do for a float.
             right = type(value) in allowed or (type(value) is int and float in allowed)
-            if type(value) is int and not -MOST <= value <= MOST:
+            if type(value) in (int, float) and not -MOST <= value <= MOST:  # nor is NaN
                 raise ProtocolError(f"{name}: field {key} is out of range")
             if not right or (
                 allowed == (list,) and self.message is Register and not all(type(v) is str for v in value)

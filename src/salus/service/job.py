@@ -112,6 +112,8 @@ class LiveJob:
     """The user who paused it; None: it is not paused."""
     last_queued: msg.Queued | None = None
     final: dict[str, Any] = field(default_factory=dict)
+    counted: dict[str, float] = field(default_factory=dict)
+    """What it did by its launcher's word, where only the service before us could see it."""
     waiters: list[Connection] = field(default_factory=list)
 
     @property

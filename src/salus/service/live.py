@@ -286,6 +286,7 @@ class Live:
         record = self._record_of(job)
         if record is not None and record.row["finished_at"] is not None:
             job.finished_at, job.exit_code = record.row["finished_at"], record.row["exit_code"]
+        job.final = job.final or dict(job.counted)
         self._file(job)
         for waiter in job.waiters:
             waiter.send(msg.Ended(job.job_id, job.exit_code))
@@ -441,6 +442,7 @@ class Live:
             "gpu_time_s": core.attained_s,
             "ran_s": core.ran_s,
             **footprint_of(self.scheduler, job),
+            **job.counted,
         }
         if self._account is not None:
             self.shares.add(job.uid, self._account.look(job, core, self._loop.time()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from salus.protocol import messages as msg
 from salus.protocol.page import JobState, Page, Word
 
 MOST_BYTES = 1 << 50
@@ -19,6 +20,18 @@ MOST_COUNTED = 1 << 62
 """No job ends more iterations, and no arena sends more packets."""
 CLOCK_SLACK_NS = 1_000_000_000
 """Clocks are read one by one, so a job may seem to have used the device a little longer than it was there."""
+
+
+def counted_by_launcher(end: msg.Finished, there_s: float) -> dict[str, float]:
+    """What a job did that ended before it was back at a service that was started again, as in `salus ps --json`."""
+    if end.iterations is None or end.gpu_time_s is None or end.ran_s is None:
+        return {}
+    there_s = max(0.0, there_s)
+    return {
+        "iterations": min(max(0, end.iterations), int(there_s * 1e9)),
+        "gpu_time_s": min(max(0.0, end.gpu_time_s), there_s),
+        "ran_s": min(max(0.0, end.ran_s), there_s),
+    }
 
 
 class Report:

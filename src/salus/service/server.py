@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sqlite3
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,7 @@ from salus.service.journal import Journal
 from salus.service.live import Live
 from salus.service.mps import Mps, MpsUnavailable
 from salus.service.recovery import Recovery
+from salus.service.report import counted_by_launcher
 from salus.service.stopped import LOOK_S as STOPPED_S
 from salus.service.storage import HISTORY, Limits
 from salus.service.usage import FILE as USAGE
@@ -429,6 +431,9 @@ class Server:
         if job is None:
             raise msg.ProtocolError("the end of a job that was never registered here")
         job.fault = job.fault or message.why or None
+        if not job.last_pid:
+            # No process of it has used the device since this service began.
+            job.counted = counted_by_launcher(message, time.time() - job.submitted_at)
         job.live.end(job, message.exit_code)
         connection.send(msg.Described(job.live.describe(job)))
         connection.send(msg.Done(came=job.came or job.had_worker))
