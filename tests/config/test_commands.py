@@ -170,4 +170,5 @@ def test_the_page_on_configuration_lists_every_setting_and_every_variable_as_the
     expected |= {cap.key: f"{cap.kind.expected} | {cap.help}" for cap in CAPS}
     expected |= {one.name: one.help for one in VARIABLES}
     assert rows == expected
-    assert max(map(len, text.splitlines())) <= 200, "only rows of a table are longer than a line"
+    too_long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
+    assert not too_long, "only rows of a table are longer than a line"
