@@ -29,6 +29,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "run": ("run", "true"),
     "submit": ("submit", "true"),
     "ps": ("ps", "--all"),
+    "usage": ("usage",),
     "top": ("top", "--once", "--interval", "50ms"),
     "logs": ("logs", "1"),
     "wait": ("wait", "1"),
@@ -206,13 +207,13 @@ def _one(service: Service, *arguments: str, **case: Any) -> dict[str, Any]:
 @needs_root
 def test_the_output_of_another_users_job_is_refused_in_one_line(shared):
     service = shared("--users", "all", "--visible")
-    assert service.salus("submit", "--", "echo", "secret").stdout == "1\n"
-    eventually(lambda: not service.jobs(everything=False), "job 1 ended")
+    job = service.salus("submit", "--", "echo", "secret").stdout.strip()
+    eventually(lambda: not service.jobs(everything=False), "the job ended")
     environment = {**service.environment, "SALUS_SOCKET": str(service.socket)}
-    result = _one(service, "logs", "1", uid=OTHER_UID, environment=environment)
+    result = _one(service, "logs", job, uid=OTHER_UID, environment=environment)
     assert (result["status"], result["out"]) == (2, ""), result
     assert result["err"].count("\n") == 1
-    assert "the output of job 1, which is root's, cannot be read here (Permission denied)" in result["err"]
+    assert f"the output of job {job}, which is root's, cannot be read here (Permission denied)" in result["err"]
 
 
 def test_a_file_that_is_named_relative_to_a_deleted_directory_is_an_error_that_says_so(shared):
