@@ -71,6 +71,13 @@ def kept_path() -> Path:
     return state_dir() / f"kept-{os.uname().nodename}.sqlite"
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:
+        return False  # the folder is another user's, and so is what lies in it
+
+
 @contextlib.contextmanager
 def open_records() -> Iterator[Records]:
     """Everything that this user may read. Empty where nothing has run yet."""
@@ -85,7 +92,7 @@ def open_records() -> Iterator[Records]:
     with contextlib.ExitStack() as stack:
         lists = []
         for path, socket in places:
-            if path.exists():
+            if _is_there(path):
                 lists.append(Registry(path, None if socket is None else str(socket)))
                 stack.callback(lists[-1].close)
         yield Records(lists)
