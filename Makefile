@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help arena install test lint types pytest soak test-gpu demo simulate bench-host bench-core bench-scale format clean
+.PHONY: help arena install test lint types pytest soak day test-gpu demo simulate bench-host bench-core bench-scale format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ pytest: $(INSTALLED) ## the tests alone
 
 soak: $(INSTALLED) ## a thousand random kills of jobs and of the service, under load
 	$(BIN)/python -m tests.faults.soak --kills 1000
+
+day: $(INSTALLED) ## a day of use: 200 jobs of every kind, cancelled, paused, restarted; then all books must agree
+	$(BIN)/python -m tests.faults.day --jobs 200
 
 test-gpu: ## the GPU suite, with the Python that has torch: make test-gpu PYTHON=...; writes benchmarks/results/gpu.json
 	$(MAKE) arena

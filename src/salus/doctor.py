@@ -19,8 +19,11 @@ from enum import Enum
 
 from salus import __version__
 from salus.client.connection import ServiceConnection
+from salus.config.load import load
+from salus.config.schema import POLICY
+from salus.config.variables import unknown_variables
 from salus.errors import RequestRejected, SalusError, ServiceUnavailable
-from salus.paths import check_socket, runtime_dir, socket_path, state_dir
+from salus.paths import check_socket, config_path, machine_config_path, runtime_dir, socket_path, state_dir
 from salus.service.mps import CONTROL, find_control
 from salus.units import format_bytes
 
@@ -49,6 +52,7 @@ def examine() -> list[Finding]:
     checks: dict[str, Callable[[], Finding]] = {
         "Python": _python,
         "system": _system,
+        "settings": _settings,
         "service": _service,
         "socket": _socket_folder,
         "state": _state_folder,
@@ -88,6 +92,19 @@ def _system() -> Finding:
     if missing:
         return Finding("system", Verdict.BAD, f"{found}; it has no {', '.join(missing)}", "use a Linux of 5.4 or newer")
     return Finding("system", Verdict.GOOD, found)
+
+
+def _settings() -> Finding:
+    """Every command that runs a job reads them, and ends where they cannot be read."""
+    try:
+        settings = load()
+    except SalusError as error:
+        return Finding("settings", Verdict.BAD, str(error), "mend that line, or remove it")
+    files = [str(path) for path in (machine_config_path(), config_path()) if path.exists()]
+    unknown = unknown_variables(os.environ)
+    if unknown:
+        return Finding("settings", Verdict.NOTE, f"unknown: {', '.join(unknown)}", "salus config lists those there are")
+    return Finding("settings", Verdict.GOOD, f"{', '.join(files) or 'none'}; policy {settings[POLICY]}")
 
 
 def _service() -> Finding:

@@ -172,3 +172,11 @@ def test_the_page_on_configuration_lists_every_setting_and_every_variable_as_the
     assert rows == expected
     too_long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
     assert not too_long, "only rows of a table are longer than a line"
+
+
+def test_doctor_names_the_line_of_a_setting_with_which_no_job_can_run(serve):
+    service = serve(start=False)
+    Path(service.environment["SALUS_CONFIG"]).write_text('[service]\npolcy = "fifo"\n')
+    done = service.salus("doctor")
+    assert done.returncode == 1
+    assert "config.toml:2: there is no setting service.polcy" in " ".join(done.stdout.split()), done.stdout

@@ -44,7 +44,7 @@ def test_with_the_hook_salus_comes_into_a_python_that_looks_at_no_environment(se
     without = run(service, python, option)
     assert without.returncode == 1 and "No module named 'salus'" in without.stderr
     assert without.stderr.splitlines()[0].startswith(
-        f"salus: job 1 runs without Salus: python was started with {option}"
+        f"salus: job 1 runs without Salus, unless its script has marks: python was started with {option}"
     )
     assert f"salus install-hook --python {python}" in without.stderr
     installed = service.salus("install-hook", "--python", python)

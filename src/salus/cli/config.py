@@ -17,7 +17,7 @@ from salus.config.file import Keys, as_text, parse_keys, remove_value, set_value
 from salus.config.load import Found, Origin, Settings, load, setting_of
 from salus.config.load import literal as as_literal
 from salus.config.schema import SETTINGS, Setting
-from salus.config.variables import VARIABLES, For, is_known
+from salus.config.variables import VARIABLES, For, unknown_variables
 from salus.errors import RequestRejected
 from salus.paths import config_path, machine_config_path
 
@@ -166,13 +166,9 @@ def _variables_table() -> Table:
     for one in VARIABLES:
         if one.who is For.USERS or one.name in os.environ:
             table.add_row(*map(Text, (one.name, _value_of(one.name), one.help)))
-    for name in _unknown_variables():
+    for name in unknown_variables(os.environ):
         table.add_row(*map(Text, (name, _value_of(name), "is nothing that Salus knows")))
     return table
-
-
-def _unknown_variables() -> list[str]:
-    return sorted(name for name in os.environ if name.startswith("SALUS_") and not is_known(name))
 
 
 def _value_of(name: str) -> str:
@@ -204,7 +200,7 @@ def _as_json(settings: Settings) -> dict[str, Any]:
             {"name": one.name, "value": _value_of(one.name) or None, "for": one.who.name.lower(), "help": one.help}
             for one in VARIABLES
         ],
-        "unknown_variables": _unknown_variables(),
+        "unknown_variables": unknown_variables(os.environ),
         "files": {
             origin.name.lower(): str(path)
             for origin, path in ((Origin.MACHINE, machine_config_path()), (Origin.USER, config_path()))

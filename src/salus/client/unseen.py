@@ -164,7 +164,8 @@ class Unseen:
         self._found: dict[int, Found] = {}
         self._foreseen = foreseen(command)
         if self._foreseen is not None:
-            say(f"job {job_id} runs without Salus: {self._foreseen.told(_behind_env(command)[0])}")
+            why = self._foreseen.told(_behind_env(command)[0])
+            say(f"job {job_id} runs without Salus, unless its script has marks: {why}")
 
     def watch(self) -> None:
         """In the keeper: looks at all processes of the job from time to time, in a thread."""

@@ -5,6 +5,7 @@ Every setting has a variable too: SALUS_SERVICE_POLICY for service.policy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -47,6 +48,11 @@ VARIABLES = (
     Variable("SALUS_SYSTEM_STATE_DIR", For.TESTS, "What the machine-wide service keeps. Default: /var/lib/salus."),
     Variable("SALUS_SYSTEM_UNIT_DIR", For.TESTS, "Where install-service puts the unit. Default: /etc/systemd/system."),
 )
+
+
+def unknown_variables(environment: Iterable[str]) -> list[str]:
+    """Variables that look like ours and are read by nothing: misspelt, as a rule."""
+    return sorted(name for name in environment if name.startswith("SALUS_") and not is_known(name))
 
 
 def is_known(name: str) -> bool:
