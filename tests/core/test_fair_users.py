@@ -156,7 +156,7 @@ def test_what_is_owed_to_a_user_who_was_kept_out_of_memory_is_bounded():
     )
     for one in (alices, bobs):
         policy.on_arrived(one)
-        one.ready = True
+        one.asks = True
         policy.on_ready(one)
     policy.on_competing(alices)
     for _ in range(10):

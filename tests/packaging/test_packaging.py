@@ -76,7 +76,7 @@ def test_the_source_distribution_has_every_file_of_the_repository(handed_out):
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("this is no repository")
-    assert set(listed.stdout.splitlines()) - files_of(source) <= {".gitignore"}
+    assert set(listed.stdout.splitlines()) - files_of(source) <= {".gitattributes", ".gitignore"}
 
 
 def test_the_tests_of_the_source_distribution_run_with_its_own_files(handed_out, tmp_path):

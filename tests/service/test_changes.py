@@ -137,8 +137,10 @@ def test_nobody_changes_another_users_job(shared, message):  # noqa: F811
     service = shared("--users", "all", "--visible")
     endless(service, "job")
     service.when("job", "running")
-    told = as_other(service, f"connection.request(msg.{message})").stdout
-    assert "job 1 is another user's; only its owner and the administrator can" in told
+    job_id = service.jobs()["job"]["id"]
+    asked = message.replace("'1'", repr(job_id))
+    told = as_other(service, f"connection.request(msg.{asked})").stdout
+    assert f"job {job_id} is another user's; only its owner and the administrator can" in told
     row = service.jobs()["job"]
     assert (row["weight"], row["state"], row["paused_by"]) == (1.0, "running", None)
 

@@ -159,7 +159,7 @@ def test_long_names_and_many_jobs_do_not_blind_those_who_look(serve):
     service = serve(*TWO)
     with service.connect() as one, service.connect() as two:
         for launcher in (one, two):
-            launcher.request(msg.Register("界" * 7000, ["界" * 2000], "/"))
+            launcher.request(msg.Register("界" * 4000, ["界" * 2000], "/"))
         with service.connect() as looks:
             rows = looks.jobs()
     assert len(rows) == 2 and len(rows[0]["name"]) == 200

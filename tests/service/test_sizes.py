@@ -84,6 +84,7 @@ class Driven:
         self.device = SimpleNamespace(gpu=None)
         self.pager = SimpleNamespace(host_takes_all=lambda: True)
         self.leases = SimpleNamespace(settle=lambda: None)
+        self.may_not_grow = lambda _uid, _more_bytes: None
         self.jobs: dict[str, LiveJob] = {}
         self.sizes = Sizes(self, None)  # type: ignore[arg-type]
         self._isolate = lambda *_: None

@@ -20,6 +20,7 @@ from salus.service.history import History, PastRun
 from salus.service.job import LiveJob
 from salus.service.live import Live
 from salus.service.mps import Mps
+from salus.service.report import Report
 from salus.service.utilization import (
     ENOUGH_LOOKS,
     FIRST_LOOKS,
@@ -89,6 +90,7 @@ def a_job(live: Live, sm_share: int | None = None) -> LiveJob:
     job = LiveJob("1", "token", 0, asked, "key", 0.0, None, live)
     job.worker = SimpleNamespace(pid=7)  # type: ignore[assignment]
     job.page, job.page_descriptor = Page.create()
+    job.report = Report(job.page, lambda _: None)
     live.jobs["1"] = live.leases.holders["1"] = job
     return job
 

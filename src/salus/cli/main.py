@@ -41,6 +41,9 @@ _UsageFault: type[Exception] = next(base for base in typer.BadParameter.__mro__ 
 INTERRUPTED = 130
 """As a shell shows a death by Ctrl-C."""
 
+SIGNALLED = 128
+"""The status of what a signal ended is this and the number of the signal."""
+
 app = typer.Typer(
     name="salus",
     help="Share one GPU among many unmodified deep-learning jobs, safely.",
@@ -118,8 +121,10 @@ def _run() -> int:
     except (typer.Abort, KeyboardInterrupt):
         streams.say("interrupted")
         return INTERRUPTED
-    except SystemExit:
-        pass  # how click ends when nobody reads its output
+    except SystemExit as ended:
+        # A command that a signal ended says which. Click ends with 1 when nobody reads its output.
+        if isinstance(ended.code, int) and ended.code > SIGNALLED:
+            return ended.code
     except OSError as error:
         if not streams.is_from_stdout(error):
             streams.say(_described(error))

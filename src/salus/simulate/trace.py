@@ -24,13 +24,13 @@ from salus.units import format_bytes, parse_bytes, parse_duration
 
 OWN_COLUMNS = (
     "job_id", "submit_time", "duration", "iterations", "iteration_time", "persistent", "ephemeral", "internal",
-    "utilization", "weight", "priority", "name", "num_gpu",
+    "utilization", "weight", "priority", "user", "user_weight", "name", "num_gpu",
 )  # fmt: skip
 CLUSTER_COLUMNS = (
     "job_id", "submit_time", "duration", "iterations", "iteration_time", "model_name", "num_gpu", "utilization",
-    "weight", "priority",
+    "weight", "priority", "user", "user_weight",
 )  # fmt: skip
-WITHOUT_MEANING = ("interval", "user", "expect_time_list", "expect_value_list", "best_effort", "job_type")
+WITHOUT_MEANING = ("interval", "expect_time_list", "expect_value_list", "best_effort", "job_type")
 """Columns of public cluster traces that say nothing about what is simulated. They are passed over."""
 PROFILE_COLUMNS = ("workload", "persistent_mb", "ephemeral_mb", "utilization")
 DEFAULT_ITERATION_S = 0.25
