@@ -5,8 +5,8 @@
  * would asks `captures` first, and puts its work off or refuses. What the script's own threads do is as without Salus:
  * the adaptor sends no allocation here meanwhile.
  *
- * `arena.captures` is changed here alone, with the lock held. Whoever holds the lock through its calls of the driver is
- * done before a capture begins; a wait for the device is made without the lock, and is counted instead.
+ * Only this file changes `arena.captures`, and it holds the lock for that. A thread that calls the driver with the lock held
+ * has finished before a capture begins. A thread waits for the device without the lock, so such waits are counted instead.
  */
 #include "state.h"
 

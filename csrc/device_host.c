@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Who touches what lies beyond a file's end gets a bus error; so a chunk keeps its size, whoever else has it. */
+/* A process that touches memory beyond a file's end dies of a bus error. So no process can change the size of a chunk. */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 static int error_of_last_call;
